@@ -1,0 +1,178 @@
+"""Recipes: how shape, batch, steps, rates and schedule follow from a size and a number of tokens.
+
+A recipe is a frozen value whose constants carry their evidence (formula, sweep, range, source). It proposes; the
+generator solves for tokens at a budget and records where a rung lies outside the range the recipe was tuned in.
+"""
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ladder.errors import InputError
+from ladder.flops import FlopConvention
+from ladder.shape import MoeShape
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """Optimizer of one rung, all values resolved.
+
+    Attributes:
+        name: ``"adamh"``: matrices by AdamH (Adam direction, Frobenius norm kept), the rest by Adam.
+        matrix_lr: peak rate of the matrix group, relative to the matrix's norm.
+        adam_lr: peak rate of the Adam group (embedding, router, gains).
+        beta1, beta2, epsilon: Adam moments.
+        clip_norm: bound on the global gradient norm.
+        z_loss: weight on the mean squared log-partition of the output logits.
+    """
+
+    name: str
+    matrix_lr: float
+    adam_lr: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip_norm: float
+    z_loss: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warmup-stable-decay: linear warmup, constant, linear decay to `final_fraction` of the peak.
+
+    `warmup_fraction` and `decay_fraction` are shares of all steps.
+    """
+
+    warmup_fraction: float
+    decay_fraction: float
+    final_fraction: float
+
+    def __post_init__(self) -> None:
+        if not (
+            self.warmup_fraction >= 0 and self.decay_fraction >= 0 and self.warmup_fraction + self.decay_fraction <= 1
+        ):
+            raise InputError(
+                f"warmup_fraction={self.warmup_fraction} and decay_fraction={self.decay_fraction} must be shares of the "
+                "steps that add up to at most 1."
+            )
+
+
+class AbstractRecipe(abc.ABC):
+    """What a ladder needs to know of a recipe; concrete recipes are final frozen dataclasses."""
+
+    name: ClassVar[str]
+    flop_convention: ClassVar[FlopConvention]
+    capacity_factor: ClassVar[float]
+
+    @abc.abstractmethod
+    def shape(self, hidden: int) -> MoeShape:
+        """Return the shape of width `hidden`; raises InputError when the recipe has no such shape."""
+
+    @abc.abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths the recipe offers, ascending."""
+
+    @abc.abstractmethod
+    def expected_optimum(self, budget: int) -> float:
+        """Return the non-embedding active parameters expected to be compute-optimal at `budget` FLOPs."""
+
+    @abc.abstractmethod
+    def batch_seqs(self, tokens: float, shape: MoeShape) -> int:
+        """Return the sequences per batch for a run of about `tokens` tokens."""
+
+    @abc.abstractmethod
+    def optimizer(self, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
+        """Return the optimizer with every rate resolved."""
+
+    @abc.abstractmethod
+    def schedule(self) -> Schedule:
+        """Return the learning-rate schedule."""
+
+    @abc.abstractmethod
+    def outside_range(self, tokens: float, shape: MoeShape) -> str:
+        """Return why a rung lies outside the range the recipe was tuned in, or an empty string."""
+
+
+@dataclass(frozen=True)
+class TinyCpu(AbstractRecipe):
+    """A Mixture-of-Experts recipe small enough for a CPU core: 3e10 to 3e12 FLOPs, bytes, sequences of 64.
+
+    Evidence: two ladders of 16 rungs each, measured on two CPU cores on English docstrings (LOG.md, 2026-12-01).
+    Rates: matrix rate swept by 0.5, 1, 2 at four (size, budget) cells, at its optimum within a factor of two;
+    embedding rate swept at 0.1 to 6 times the matrix rate at two cells, where it was the largest single effect.
+    Range: widths 12 to 64, 0.1 to 5 million tokens.
+    """
+
+    name: ClassVar[str] = "tiny-cpu"
+    flop_convention: ClassVar[FlopConvention] = FlopConvention.MATMUL_FULL
+    capacity_factor: ClassVar[float] = 1.5  # drops stayed below 1.2 % at batches of 256 tokens
+
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths with a shape."""
+        return (12, 16, 24, 32, 48, 56, 64)
+
+    def shape(self, hidden: int) -> MoeShape:
+        """Return two layers of 8 experts, top-2 and one shared, all of width `hidden`; heads of 16."""
+        if hidden not in self.widths():
+            raise InputError(f"recipe tiny-cpu has no width {hidden}; use one of {', '.join(map(str, self.widths()))}.")
+        heads = math.ceil(hidden / 16)
+        return MoeShape(
+            vocab_size=256,
+            seq_len=64,
+            layers=2,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads // 2 if heads % 2 == 0 else heads,
+            head_dim=16,
+            experts=8,
+            top_k=2,
+            expert_width=hidden,
+            shared_experts=1,
+            shared_width=hidden,
+        )
+
+    def expected_optimum(self, budget: int) -> float:
+        """Return N* = 9.2e3 (C / 3e10)^0.51, the parabola vertices of the measured ladder at 3e10 to 3e11."""
+        return 9.2e3 * math.pow(budget / 3e10, 0.51)
+
+    def batch_seqs(self, tokens: float, shape: MoeShape) -> int:
+        """Return the power of two that keeps a run at or below 2^14 steps, at least 4.
+
+        The rule of Marin's MoE recipes with its floor lowered; 4 beat 8 and 16 at the smallest budget measured.
+        """
+        return max(4, 1 << max(0, math.ceil(math.log2(tokens / (2**14 * shape.seq_len)))))
+
+    def optimizer(self, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
+        """Return AdamH with matrix rate 0.007 (T/1e6)^-0.3 (d/32)^-0.4 sqrt(B/4) and four times that for Adam."""
+        matrix_lr = 0.007 * (tokens / 1e6) ** -0.3 * (shape.hidden / 32) ** -0.4 * math.sqrt(batch_seqs / 4)
+        return OptimizerPlan(
+            name="adamh",
+            matrix_lr=matrix_lr,
+            adam_lr=4 * matrix_lr,
+            beta1=0.9,
+            beta2=0.95,
+            epsilon=1e-8,
+            clip_norm=1.0,
+            z_loss=1e-4,
+        )
+
+    def schedule(self) -> Schedule:
+        """Return 10 % warmup and 30 % decay to zero; 20 to 50 % decay made no difference in one seed."""
+        return Schedule(warmup_fraction=0.1, decay_fraction=0.3, final_fraction=0.0)
+
+    def outside_range(self, tokens: float, shape: MoeShape) -> str:
+        """Return why a rung lies outside 0.1 to 5 million tokens."""
+        if not 1e5 <= tokens <= 5e6:
+            return f"{tokens:.3g} tokens lie outside the 1e5 to 5e6 that recipe tiny-cpu was tuned in"
+        return ""
+
+
+RECIPES: dict[str, AbstractRecipe] = {recipe.name: recipe for recipe in (TinyCpu(),)}
+
+
+def recipe_named(name: str) -> AbstractRecipe:
+    """Return the recipe called `name`; raises InputError with the known names."""
+    if name not in RECIPES:
+        raise InputError(f"unknown recipe {name!r}; known: {', '.join(sorted(RECIPES))}.")
+    return RECIPES[name]
