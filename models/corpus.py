@@ -1,0 +1,178 @@
+"""A real English text corpus that needs no download: the documentation inside the installed packages.
+
+Documents are Python files of the locked NumPy, SciPy, pandas, matplotlib, statsmodels and JAX and of Python's own
+library; a document's text is its docstrings, in order. Paragraphs that were seen before, anywhere, are left out by
+hash. Documents are split by the hash of their path, so a document lies wholly in training, validation (for tuning)
+or test (on which forecasts are made and checked). Bytes are the tokens; a zero byte ends each document.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import platform
+import shutil
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ladder.errors import InputError
+from ladder.records import canonical_json, from_plain, read_json, sha256_bytes, to_plain
+
+SCHEMA = "corpus/1"
+PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "statsmodels", "jax")
+SPLITS = ("train", "validation", "test")
+HELD_SHARE = 0.04  # of the documents, for validation and for test each: some 400 kB, three times what is evaluated
+MIN_DOCUMENT_BYTES = 200  # shorter ones are a licence line or a stub
+MIN_PARAGRAPH_BYTES = 32  # shorter paragraphs ("Returns", "Notes") repeat by nature and are kept
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a corpus: documents, bytes with separators, and the digest of the file."""
+
+    documents: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a corpus is made of. `sha256` is the digest over the digests of its parts, the corpus's identity."""
+
+    tokenizer: str
+    sources: dict[str, str]
+    splits: dict[str, Split]
+    sha256: str
+
+
+def cache_dir() -> Path:
+    """Return the folder for what can be made again: ``$XDG_CACHE_HOME/foretell`` or ``~/.cache/foretell``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretell"
+
+
+def _docstrings(path: Path) -> str:
+    """Return the docstrings of a Python file, in order, blank-line separated; empty where it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return ""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        (first.lineno, inspect.cleandoc(first.value.value))
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and node.body
+        for first in node.body[:1]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    ]
+    return "\n\n".join(text for _, text in sorted(found))
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """Return (name, file) of every document, in a fixed order. Tests and vendored packages are left out."""
+    roots = [("python", Path(sysconfig.get_path("stdlib")))]
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise InputError(f"package {package} is not installed, but the corpus is made of it; run `make setup`.")
+        roots.append((package, Path(spec.submodule_search_locations[0])))
+    skipped = {"tests", "test", "site-packages", "_vendor", "lib2to3", "idlelib", "turtledemo", "__pycache__"}
+    documents = []
+    for name, root in roots:
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            if not skipped.intersection(relative.parts):
+                documents.append((f"{name}/{relative.as_posix()}", path))
+    return documents
+
+
+def _split_of(name: str) -> str:
+    share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
+    if share < HELD_SHARE:
+        return "test"
+    return "validation" if share < 2 * HELD_SHARE else "train"
+
+
+def _without_repeats(text: str, seen: set[bytes]) -> str:
+    kept = []
+    for paragraph in text.split("\n\n"):
+        if len(paragraph) >= MIN_PARAGRAPH_BYTES:
+            digest = hashlib.blake2b(" ".join(paragraph.split()).encode("utf-8", "replace"), digest_size=12).digest()
+            if digest in seen:
+                continue
+            seen.add(digest)
+        kept.append(paragraph)
+    return "\n\n".join(kept)
+
+
+def _documents(progress: Callable[[int, int], None] | None) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, text) of every document; test and validation come first, so that training loses the repeats."""
+    order = {"test": 0, "validation": 1, "train": 2}
+    sources = sorted(_sources(), key=lambda source: order[_split_of(source[0])])
+    seen: set[bytes] = set()
+    spawn = multiprocessing.get_context("spawn")  # the caller may hold JAX's threads, which do not survive a fork
+    with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=spawn) as pool:
+        texts = pool.map(_docstrings, [path for _, path in sources], chunksize=64)
+        for index, ((name, _), text) in enumerate(zip(sources, texts, strict=True), start=1):
+            data = _without_repeats(text, seen).encode("utf-8", "replace").replace(b"\0", b"")
+            if len(data) >= MIN_DOCUMENT_BYTES:
+                yield name, data
+            if progress and (index % 256 == 0 or index == len(sources)):
+                progress(index, len(sources))
+
+
+def build_corpus(progress: Callable[[int, int], None] | None = None) -> Path:
+    """Return the folder of the corpus, built on first use and cached by the versions it is made of.
+
+    `progress(done, total)` counts documents. The folder holds train.bin, validation.bin, test.bin and manifest.json.
+    """
+    sources = {package: importlib.metadata.version(package) for package in PACKAGES}
+    sources["python"] = platform.python_version()
+    code = sha256_bytes(Path(__file__).read_bytes())[:8]  # a change of these rules makes another corpus
+    home = cache_dir() / f"corpus-{sha256_bytes(canonical_json(sources))[:8]}-{code}"
+    if (home / "manifest.json").exists():
+        return home
+    home.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".corpus-", dir=home.parent))
+    try:
+        texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+        for name, data in _documents(progress):
+            texts[_split_of(name)].append(data)
+        splits = {}
+        for split, documents in texts.items():
+            data = b"".join(document + b"\0" for document in documents)
+            (scratch / f"{split}.bin").write_bytes(data)
+            splits[split] = Split(len(documents), len(data), sha256_bytes(data))
+        identity = sha256_bytes(canonical_json({name: split.sha256 for name, split in splits.items()}))
+        manifest = Manifest("bytes", sources, splits, identity)
+        (scratch / "manifest.json").write_bytes(canonical_json({"schema": SCHEMA, **to_plain(manifest)}))
+        try:
+            scratch.rename(home)
+        except OSError:  # another process built it meanwhile
+            if not (home / "manifest.json").exists():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return home
+
+
+def read_manifest(corpus: Path) -> Manifest:
+    """Return the manifest of a corpus folder; raises InputError when the folder is missing or a part is."""
+    if not corpus.is_dir():
+        raise InputError(f"corpus {corpus} does not exist; leave the option out to build the default one.")
+    data = read_json(corpus / "manifest.json", SCHEMA)
+    manifest = from_plain(Manifest, {key: data[key] for key in data if key != "schema"}, str(corpus / "manifest.json"))
+    for name, split in manifest.splits.items():
+        part = corpus / f"{name}.bin"
+        if not part.is_file() or part.stat().st_size != split.bytes:
+            raise InputError(f"{part} is missing or has not the {split.bytes} bytes of its manifest; build it anew.")
+    return manifest
