@@ -115,13 +115,12 @@ class RunTable:
 
         Raises InputError naming `where`, the row (counted from 1, header excluded) and the column.
         """
-        frame = frame.rename(
-            columns={
-                name: f"extra_{name}"
-                for name in frame.columns
-                if name not in COLUMN_NAMES and not name.startswith("extra_")
-            }
-        ).reset_index(drop=True)
+        foreign = {
+            name: str(name) if str(name).startswith("extra_") else f"extra_{name}"
+            for name in frame.columns
+            if name not in COLUMN_NAMES
+        }
+        frame = frame.rename(columns=foreign).reset_index(drop=True)
         columns = {column.name: _checked(frame, column, where) for column in COLUMNS}
         extra = [name for name in frame.columns if name.startswith("extra_")]
         checked = pd.concat([pd.DataFrame(columns), frame[extra]], axis=1)
@@ -165,8 +164,10 @@ def _complain(where: str, wrong: pd.Series, column: str, problem: str, values: p
     if not wrong.any():
         return
     index = int(np.flatnonzero(wrong.to_numpy())[0])
+    value = values.iloc[index]
+    shown = f"{value:g}" if isinstance(value, float) else repr(value)
     more = f" ({int(wrong.sum()) - 1} more rows)" if wrong.sum() > 1 else ""
-    raise InputError(f"{where}: row {index + 1}, column {column}: {problem.format(repr(values.iloc[index]))}{more}.")
+    raise InputError(f"{where}: row {index + 1}, column {column}: {problem.format(shown)}{more}.")
 
 
 def _checked(frame: pd.DataFrame, column: Column, where: str) -> pd.Series:
@@ -188,7 +189,7 @@ def _checked(frame: pd.DataFrame, column: Column, where: str) -> pd.Series:
     if column.required:
         _complain(where, values.isna(), column.name, f"no value ({column.meaning})", raw)
     if column.positive:
-        _complain(where, values.le(0), column.name, "{} must be positive", raw)
+        _complain(where, values.astype("float64") <= 0, column.name, "{} must be positive", raw)
     if column.choices:
         wrong = values.notna() & ~values.isin(list(column.choices))
         _complain(where, wrong, column.name, "{} is none of " + ", ".join(column.choices), raw)

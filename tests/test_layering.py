@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "reports": {"ladder", "fits", "forecasts"},
     "foretell": {"ladder", "models", "fits", "forecasts", "reports"},
 }
-MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).glob("*.py")) + [ROOT / "foretell.py"]
+MODULES = [*sorted(path for package in MAY_IMPORT for path in (ROOT / package).glob("*.py")), ROOT / "foretell.py"]
 
 
 def imported_packages(path: Path) -> set[str]:

@@ -1,0 +1,163 @@
+"""Commands `foretell ladder ...` and `foretell runs ...`: plan a ladder, look at it, check it; check run tables."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ladder.errors import InputError
+from ladder.units import format_count, format_percent, parse_quantity
+
+app = typer.Typer(no_args_is_help=True, help="Plan ladders of compute-matched configurations; nothing is spent.")
+runs_app = typer.Typer(no_args_is_help=True, help="Run tables: check them, convert them.")
+
+StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+LadderArgument = Annotated[Path, typer.Argument(help="A ladder.json.", metavar="LADDER")]
+RunsArgument = Annotated[Path, typer.Argument(help="A run table.", metavar="RUNS")]
+
+
+def _quantities(texts: list[str], what: str) -> list[int]:
+    return [parse_quantity(part, what, "FLOPs") for text in texts for part in text.split(",") if part.strip()]
+
+
+def _print_ladder(ladder: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, caption=f"{len(ladder.rungs)} rungs; N is active parameters without embedding and head.")
+    for name in ("rung", "id", "role", "error", "N", "total", "tokens", "batch", "steps", "seeds"):
+        table.add_column(name, justify="left" if name in {"rung", "id", "role"} else "right", no_wrap=True)
+    for rung in ladder.rungs:
+        table.add_row(
+            rung.name + ("*" if rung.extrapolated_recipe else ""),
+            rung.rung_id,
+            str(rung.role),
+            format_percent(rung.compute_error),
+            format_count(rung.counts.nonembedding_active),
+            format_count(rung.counts.total),
+            format_count(rung.tokens),
+            str(rung.batch_seqs),
+            str(rung.steps),
+            str(len(rung.seeds)),
+        )
+    Console().print(table)
+    for reason in sorted({rung.extrapolated_recipe for rung in ladder.rungs} - {""}):
+        typer.echo(f"* {reason}")
+
+
+@app.command()
+def plan(
+    budgets: Annotated[
+        list[str], typer.Option("--budget", help="Fit budget; repeat or separate by commas.", metavar="FLOPS")
+    ],
+    recipe: Annotated[str, typer.Option(help="Recipe name.")] = "tiny-cpu",
+    sizes: Annotated[int, typer.Option(min=1, help="Sizes per budget, nearest the expected optimum.")] = 4,
+    held_out: Annotated[list[str] | None, typer.Option("--held-out", help="Held-out budget.", metavar="FLOPS")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per fit rung.")] = 1,
+    held_out_seeds: Annotated[int, typer.Option(min=1, help="Runs per held-out rung.")] = 1,
+    replicate: Annotated[
+        list[str] | None, typer.Option(help="Budget whose central rung gets two further seeds.", metavar="FLOPS")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the ladder.")] = Path("study/ladder.json"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing ladder.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan an IsoFLOP ladder and write ladder.json.
+
+    Example: foretell ladder plan --budget 3e10,6.5e10,1.4e11,3e11 --held-out 3e12 -o study/ladder.json
+    """
+    from ladder.generate import plan_isoflop
+    from ladder.recipe import recipe_named
+
+    if out.exists() and not force:
+        raise InputError(f"{out} exists; name another file with --out, or replace it with --force.")
+    ladder = plan_isoflop(
+        recipe_named(recipe),
+        _quantities(budgets, "--budget"),
+        sizes=sizes,
+        held_out=_quantities(held_out or [], "--held-out"),
+        seeds=seeds,
+        held_out_seeds=held_out_seeds,
+        replicates=dict.fromkeys(_quantities(replicate or [], "--replicate"), 2),
+    )
+    ladder.save(out)
+    if as_json:
+        worst = max(abs(rung.compute_error) for rung in ladder.rungs)
+        held = len(ladder.held_out_rungs)
+        typer.echo(
+            json.dumps({"out": str(out), "rungs": len(ladder.rungs), "held_out": held, "max_compute_error": worst})
+        )
+    else:
+        _print_ladder(ladder)
+        typer.echo(f"Wrote {out}.")
+
+
+@app.command()
+def show(ladder: LadderArgument, as_json: JsonOption = False) -> None:
+    """Show a ladder as a table.
+
+    Example: foretell ladder show study/ladder.json
+    """
+    from ladder.rung import read_ladder
+
+    value = read_ladder(ladder)
+    if as_json:
+        typer.echo(value.to_json().decode())
+    else:
+        _print_ladder(value)
+
+
+@app.command()
+def check(ladder: LadderArgument, as_json: JsonOption = False) -> None:
+    """Check that every number in a ladder follows from its shapes, batches and steps.
+
+    Example: foretell ladder check study/ladder.json
+    """
+    from ladder.rung import read_ladder
+
+    value = read_ladder(ladder)
+    worst = max(abs(rung.compute_error) for rung in value.rungs)
+    if as_json:
+        typer.echo(json.dumps({"rungs": len(value.rungs), "max_compute_error": worst}))
+    else:
+        typer.echo(
+            f"{ladder}: {len(value.rungs)} rungs, compute within {format_percent(worst, signed=False)} of budget."
+        )
+
+
+@runs_app.command("check")
+def runs_check(runs: RunsArgument, as_json: JsonOption = False) -> None:
+    """Check a run table and say what it holds.
+
+    Example: foretell runs check study/runs.parquet
+    """
+    from ladder.runs import read_runs
+
+    frame = read_runs(runs).frame
+    excluded = frame["excluded_reason"].value_counts().to_dict()
+    rows, runs_count, metrics = len(frame), int(frame["run_id"].nunique()), sorted(frame["metric"].unique())
+    if as_json:
+        typer.echo(json.dumps({"rows": rows, "runs": runs_count, "metrics": metrics, "excluded": excluded}))
+    else:
+        held = ", ".join(f"{count} {reason}" for reason, count in excluded.items()) or "none"
+        typer.echo(f"{runs}: {rows} rows of {runs_count} runs, {', '.join(metrics)}; excluded: {held}.")
+
+
+@runs_app.command("export")
+def runs_export(
+    runs: RunsArgument,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write: .csv, .parquet or .jsonl.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a run table in another format.
+
+    Example: foretell runs export study/runs.parquet -o runs.csv
+    """
+    from ladder.runs import read_runs
+
+    if out.exists() and not force:
+        raise InputError(f"{out} exists; name another file with --out, or replace it with --force.")
+    read_runs(runs).save(out)
+    typer.echo(f"Wrote {out}.")
