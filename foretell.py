@@ -38,6 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would take half a second to show this one page
     help="Plan a ladder, train it, fit it, forecast the largest run, and check whether the forecast held.",
 )
 for _name, _module, _attribute, _help in GROUPS:
