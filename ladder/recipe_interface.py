@@ -1,0 +1,93 @@
+"""What a recipe is: how shape, batch, steps, rates and schedule follow from a size and a number of tokens.
+
+A recipe is a frozen value whose constants carry their evidence (formula, sweep, range, source). It proposes; the
+generator solves for tokens at a budget and records where a rung lies outside the range the recipe was tuned in.
+"""
+
+import abc
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ladder.errors import InputError
+from ladder.flops import FlopConvention
+from ladder.shape import MoeShape
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """Optimizer of one rung, all values resolved.
+
+    Attributes:
+        name: ``"adamh"``: matrices by AdamH (Adam direction, Frobenius norm kept), the rest by Adam.
+        matrix_lr: peak rate of the matrix group, relative to the matrix's norm.
+        adam_lr: peak rate of the Adam group (embedding, router, gains).
+        beta1, beta2, epsilon: Adam moments.
+        clip_norm: bound on the global gradient norm.
+        z_loss: weight on the mean squared log-partition of the output logits.
+    """
+
+    name: str
+    matrix_lr: float
+    adam_lr: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip_norm: float
+    z_loss: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warmup-stable-decay: linear warmup, constant, linear decay to `final_fraction` of the peak.
+
+    `warmup_fraction` and `decay_fraction` are shares of all steps.
+    """
+
+    warmup_fraction: float
+    decay_fraction: float
+    final_fraction: float
+
+    def __post_init__(self) -> None:
+        if not (
+            self.warmup_fraction >= 0 and self.decay_fraction >= 0 and self.warmup_fraction + self.decay_fraction <= 1
+        ):
+            raise InputError(
+                f"warmup_fraction={self.warmup_fraction} and decay_fraction={self.decay_fraction} must be shares of the "
+                "steps that add up to at most 1."
+            )
+
+
+class AbstractRecipe(abc.ABC):
+    """What a ladder needs to know of a recipe; concrete recipes are final frozen dataclasses."""
+
+    name: ClassVar[str]
+    flop_convention: ClassVar[FlopConvention]
+    capacity_factor: ClassVar[float]
+
+    @abc.abstractmethod
+    def shape(self, hidden: int) -> MoeShape:
+        """Return the shape of width `hidden`; raises InputError when the recipe has no such shape."""
+
+    @abc.abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths the recipe offers, ascending."""
+
+    @abc.abstractmethod
+    def expected_optimum(self, budget: int) -> float:
+        """Return the non-embedding active parameters expected to be compute-optimal at `budget` FLOPs."""
+
+    @abc.abstractmethod
+    def batch_seqs(self, tokens: float, shape: MoeShape) -> int:
+        """Return the sequences per batch for a run of about `tokens` tokens."""
+
+    @abc.abstractmethod
+    def optimizer(self, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
+        """Return the optimizer with every rate resolved."""
+
+    @abc.abstractmethod
+    def schedule(self) -> Schedule:
+        """Return the learning-rate schedule."""
+
+    @abc.abstractmethod
+    def outside_range(self, tokens: float, shape: MoeShape) -> str:
+        """Return why a rung lies outside the range the recipe was tuned in, or an empty string."""
