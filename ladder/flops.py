@@ -1,10 +1,13 @@
 """FLOPs by named term, and the conventions under which a budget is stated.
 
-A multiply-add counts as two FLOPs; a training step as three forward passes. The attention map is counted in full
-(S keys per query), as Levanter's ``lm_flops_per_token`` and the Marin recipes do, although the causal half is
-masked. The embedding lookup counts as nothing. How the conventions differ: 6ND knows no attention map and no
-difference between a looked-up embedding and a multiplied head, so it is too small for long sequences and wrong
-by different factors at each rung; mixing conventions in one fit bends the exponent.
+A multiply-add counts as two FLOPs; a training step as three forward passes. The embedding lookup, norms, gates and
+convolutions count as nothing, as in Levanter's ``lm_flops_per_token`` and the Marin recipes. No convention takes off
+the causal half of the attention map: a kernel that skips it does less than is counted. MATMUL_NO_HEAD and MATMUL_FULL
+count all S keys per query, windows ignored; MATMUL_FULL_WINDOWED counts min(S, window) keys on local layers.
+
+How the conventions differ: 6ND knows no attention map and no difference between a looked-up embedding and a
+multiplied head, so it is too small for long sequences, too large for large vocabularies, and wrong by different
+factors at each rung; mixing conventions in one fit bends the exponent.
 """
 
 from dataclasses import dataclass, fields
@@ -21,6 +24,7 @@ class FlopConvention(StrEnum):
     SIX_ND_ACTIVE = "SIX_ND_ACTIVE"  # 6 x active parameters (embedding and head included) x tokens
     MATMUL_NO_HEAD = "MATMUL_NO_HEAD"  # 3 x forward terms without the head (Marin's MoE recipes)
     MATMUL_FULL = "MATMUL_FULL"  # 3 x all forward terms (Levanter)
+    MATMUL_FULL_WINDOWED = "MATMUL_FULL_WINDOWED"  # the same, attention windows honoured (Marin's hero recipe)
 
 
 TRAINING_PASSES = 3  # one forward and a backward of twice its cost (Kaplan et al. 2020, section 2.1)
@@ -30,8 +34,9 @@ TRAINING_PASSES = 3  # one forward and a backward of twice its cost (Kaplan et a
 class ForwardFlops:
     """Forward FLOPs per token by term, summed over layers.
 
-    `attention_map` is QK^T and AV over S keys; `attention_softmax` is the 3 S per head that Levanter and Marin add
-    for the softmax; all other terms are matrix products.
+    `attention_map` is QK^T and AV over all keys; `attention_softmax` is the 3 per key and head that Levanter and
+    Marin add for the softmax; all other terms are matrix products. `routed_experts` holds the projections into and
+    out of a latent.
     """
 
     attention_projections: int
@@ -53,20 +58,24 @@ class ForwardFlops:
         return self.total - self.attention_softmax
 
 
-def forward_flops_per_token(shape: MoeShape) -> ForwardFlops:
-    """Return the forward FLOPs per token of `shape` by term.
+def forward_flops_per_token(shape: MoeShape, *, windowed: bool = False) -> ForwardFlops:
+    """Return the forward FLOPs per token of `shape` by term, attention windows honoured where `windowed`.
+
+    Keys and values count at each layer's own number of heads, also where more are stored.
 
     >>> from ladder.shape import MoeShape
     >>> forward_flops_per_token(MoeShape(256, 64, 2, 16, 1, 1, 16, 8, 2, 16, 1, 16)).matmuls  # L(26d^2+4Sd+16d)+2dV
     30208
     """
     d, layers = shape.hidden, shape.layers
+    keys = shape.keys_in_window if windowed else layers * shape.seq_len
+    expert = 6 * shape.expert_input * shape.expert_width
     return ForwardFlops(
-        attention_projections=layers * 4 * d * shape.head_dim * (shape.heads + shape.kv_heads),
-        attention_map=layers * 4 * shape.seq_len * shape.heads * shape.head_dim,
-        attention_softmax=layers * 3 * shape.seq_len * shape.heads,
+        attention_projections=4 * d * shape.head_dim * (layers * shape.heads + shape.kv_heads_in_use),
+        attention_map=4 * keys * shape.heads * shape.head_dim,
+        attention_softmax=3 * keys * shape.heads,
         router=layers * 2 * d * shape.experts,
-        routed_experts=layers * 6 * d * shape.expert_width * shape.top_k,
+        routed_experts=layers * (expert * shape.top_k + 4 * d * shape.latent_width),
         shared_experts=layers * 6 * d * shape.shared_width * shape.shared_experts,
         head=2 * d * shape.vocab_size,
     )
@@ -84,3 +93,5 @@ def training_flops_per_token(shape: MoeShape, convention: FlopConvention) -> int
             return TRAINING_PASSES * (forward.total - forward.head)
         case FlopConvention.MATMUL_FULL:
             return TRAINING_PASSES * forward_flops_per_token(shape).total
+        case FlopConvention.MATMUL_FULL_WINDOWED:
+            return TRAINING_PASSES * forward_flops_per_token(shape, windowed=True).total
