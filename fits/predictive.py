@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from ladder.errors import InputError
 
@@ -47,13 +47,13 @@ class Predictive:
     def cdf(self, loss: float) -> float:
         """Return the probability of a loss at or below `loss`; its value at the outcome is the PIT."""
         z = (math.log(loss) - np.array(self.centres)) / np.array(self.scales)
-        return float(np.dot(self.weights, stats.t.cdf(z, np.array(self.dfs))))
+        return float(np.dot(self.weights, special.stdtr(np.array(self.dfs), z)))
 
     def quantile(self, level: float) -> float:
         """Return the loss below which the probability is `level`, strictly between 0 and 1."""
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1.")
-        parts = np.array(self.centres) + np.array(self.scales) * stats.t.ppf(level, np.array(self.dfs))
+        parts = np.array(self.centres) + np.array(self.scales) * special.stdtrit(np.array(self.dfs), level)
         low, high = float(parts.min()), float(parts.max())
         if high - low < 1e-12:
             return math.exp((low + high) / 2)
@@ -73,4 +73,4 @@ class Predictive:
         rng = np.random.default_rng(seed)
         part = rng.choice(len(self.weights), size=size, p=np.array(self.weights))
         noise = rng.standard_t(np.array(self.dfs)[part])
-        return np.exp(np.array(self.centres)[part] + np.array(self.scales)[part] * noise)
+        return np.asarray(np.exp(np.array(self.centres)[part] + np.array(self.scales)[part] * noise))

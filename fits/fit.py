@@ -1,0 +1,291 @@
+"""Fitting: from a run table to a `FitResult`, and the same again from a recorded specification."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from fits.bootstrap import Draws, Progress, cluster_bootstrap
+from fits.estimate import FittedPoint, ParamEstimate
+from fits.floor_posterior import GAMMAS, MIN_RUNGS, R_PRIOR, SHARES, FloorPosterior, floor_posterior
+from fits.law import AbstractLaw, AbstractTermLaw
+from fits.laws import law_named
+from fits.noise import SeedNoise, seed_noise
+from fits.points import Points, law_inputs, points_of, reasons, refuse_too_few
+from fits.result import FitResult
+from fits.rows import Rows, select_rows
+from fits.solve import FitStatus, Solution, solve, starts_of
+from fits.spec import FLOOR_INTEGRATED, FitSpec
+from ladder.errors import InputError
+from ladder.provenance import Provenance, Resource, provenance
+from ladder.runs import RunTable
+
+LEVEL = 0.9  # of parameter intervals
+RANGE_COLUMNS = ("active_params", "nonembedding_active_params", "total_params", "tokens", "tokens_per_param")
+
+
+def fit(
+    law: FitSpec | AbstractLaw | str,
+    runs: RunTable,
+    *,
+    metric: str | None = None,
+    progress: Progress | None = None,
+    inputs: tuple[Resource, ...] = (),
+) -> FitResult:
+    """Return the fit of a law, or of the floor-integrated policy, to the runs of a table that may enter it.
+
+    Arguments:
+        law: a specification; or a law or its name, which stands for the default specification of that law.
+        runs: the run table; held-out and excluded rows are left out and counted.
+        metric: with a law or name: which losses; may be left out when the table has only one metric.
+        progress: called with (done, total) during the bootstrap.
+        inputs: files the table came from, for the provenance block.
+
+    A fit that did not converge is returned, with the reason in `status` and `message`. Raises InputError when the
+    runs cannot be fitted at all: too few of them or of budgets, one tokens-per-parameter ratio for a law in both,
+    mixed recipes or conventions, duplicates, a pinned floor above the lowest loss.
+    """
+    spec = (
+        law
+        if isinstance(law, FitSpec)
+        else FitSpec.of(law if isinstance(law, str) else law.name, _metric(runs, metric))
+    )
+    rows = select_rows(runs, spec)
+    points = points_of(rows, spec)
+    lowest = float(points.loss.min())
+    if spec.pinned_floor is not None and spec.pinned_floor >= lowest:
+        raise InputError(
+            f"the floor is pinned at {spec.pinned_floor}, not below the lowest loss {lowest:.4f}; a floor cannot be "
+            "above a loss that was reached. Pin it lower, or check that it belongs to this metric."
+        )
+    noise = seed_noise(rows.frame)
+    made = provenance(seed=spec.seed, inputs=inputs)
+    if spec.law == FLOOR_INTEGRATED:
+        return _fit_policy(spec, rows, points, noise, made)
+    return _fit_law(spec, rows, points, noise, made, progress)
+
+
+def refit(result: FitResult, runs: RunTable, *, progress: Progress | None = None) -> FitResult:
+    """Return the fit that the specification recorded in `result` gives on `runs`.
+
+    On the same runs every number is the same (to rounding, 1e-9 relative); `inputs_sha256` tells whether they are.
+    """
+    return fit(result.spec, runs, progress=progress, inputs=result.provenance.inputs)
+
+
+def _metric(runs: RunTable, metric: str | None) -> str:
+    if metric is not None:
+        return metric
+    known = sorted(map(str, runs.frame["metric"].unique()))
+    if len(known) != 1:
+        raise InputError(f"the run table has the metrics {', '.join(known)}; say which one is fitted.")
+    return known[0]
+
+
+def _fit_law(
+    spec: FitSpec, rows: Rows, points: Points, noise: SeedNoise | None, made: Provenance, progress: Progress | None
+) -> FitResult:
+    law = law_named(spec.law)
+    if not isinstance(law, AbstractTermLaw):
+        raise InputError(f"{law.name} is no sum of power terms; only such laws can be fitted.")
+    floors = [term.coefficient for term in law.terms if not term.exponents]
+    if spec.pinned_floor is not None and not floors:
+        raise InputError(f"{law.name} has no floor to pin; leave pinned_floor out.")
+    pinned = {} if spec.pinned_floor is None else {floors[0]: spec.pinned_floor}
+    refuse_too_few(points, len(law.params) - len(pinned) + 1, law.name)
+    x = law_inputs(law, points.columns)
+    solution = solve(law, x, np.log(points.loss), spec.loss, pinned)
+    draws = None
+    if spec.resamples and solution.status is not FitStatus.NON_FINITE:
+        draws = cluster_bootstrap(
+            solution,
+            starts_of(law, solution.objective),
+            points.clusters,
+            resamples=spec.resamples,
+            seed=spec.seed,
+            what=points.cluster_kind,
+            progress=progress,
+        )
+    return _result(
+        spec,
+        rows,
+        points,
+        noise,
+        made,
+        status=solution.status,
+        message=solution.message,
+        params=_law_params(law, solution, draws),
+        fitted=np.asarray(law.predict(solution.theta, x)),
+        draws=draws,
+        objective=solution.value if math.isfinite(solution.value) else None,
+        condition=solution.condition if math.isfinite(solution.condition) else None,
+        agreement=solution.agreement,
+    )
+
+
+def _law_params(law: AbstractTermLaw, solution: Solution, draws: Draws | None) -> tuple[ParamEstimate, ...]:
+    columns = draws.columns() if draws is not None and len(draws.values) > 1 else {}
+    estimates = []
+    for param in law.params:
+        values = columns.get(param.name)
+        lo, hi = (None, None) if values is None else np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+        estimates.append(
+            ParamEstimate(
+                name=param.name,
+                symbol=param.symbol,
+                meaning=param.meaning,
+                unit=param.unit,
+                estimate=solution.theta[param.name],
+                se=None if values is None else float(values.std(ddof=1)),
+                lo=lo,
+                hi=hi,
+                start_spread=solution.spread[param.name],
+                at_bound=param.name in solution.at_bound,
+                published={source: values[param.name] for source, values in law.published.items()},
+            )
+        )
+    return tuple(estimates)
+
+
+def _fit_policy(spec: FitSpec, rows: Rows, points: Points, noise: SeedNoise | None, made: Provenance) -> FitResult:
+    if spec.pinned_floor is not None:
+        raise InputError(f"{FLOOR_INTEGRATED} integrates over the floor; pin one with power-law-floor instead.")
+    refuse_too_few(points, MIN_RUNGS, FLOOR_INTEGRATED)
+    compute = points.columns["compute"]
+    posterior = floor_posterior(compute, points.loss, noise.sd if noise else 0.0)
+    share, prior = (
+        _moments(posterior, _shares)[1],
+        math.sqrt(R_PRIOR[0] * R_PRIOR[1] / (sum(R_PRIOR) ** 2 * (sum(R_PRIOR) + 1))),
+    )
+    message = (
+        f"Floor and exponent integrated over {len(points.loss)} optima; the sd of r went from {prior:.3f} (prior) to "
+        f"{share:.3f}: " + ("E is mostly the prior's." if share > 0.7 * prior else "the runs inform E.")
+    )
+    if len(points.loss) < MIN_RUNGS + 1:
+        message += " Four optima are advised."
+    fitted = np.exp([posterior.centre(float(c)) for c in compute])
+    return _result(
+        spec,
+        rows,
+        points,
+        noise,
+        made,
+        status=FitStatus.CONVERGED,
+        message=message,
+        params=_policy_params(posterior),
+        fitted=fitted,
+        draws=None,
+        objective=None,
+        condition=None,
+        agreement=None,
+    )
+
+
+type Cells = Callable[[FloorPosterior], Float[np.ndarray, "gammas shares"]]
+
+
+def _shares(posterior: FloorPosterior) -> Float[np.ndarray, "gammas shares"]:
+    return np.broadcast_to(SHARES, posterior.weights.shape)
+
+
+def _moments(posterior: FloorPosterior, cells: Cells) -> tuple[float, float, float, float]:
+    """Return posterior mean, sd and 90 % interval of a quantity on the grid."""
+    values, weights = cells(posterior).ravel(), posterior.weights.ravel()
+    mean = float(weights @ values)
+    order = np.argsort(values, kind="stable")
+    tails = np.searchsorted(np.cumsum(weights[order]), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    lo, hi = values[order][np.minimum(tails, len(values) - 1)].tolist()
+    return mean, math.sqrt(float(weights @ (values - mean) ** 2)), lo, hi
+
+
+POLICY_PARAMS: tuple[tuple[str, str, str, str, Cells], ...] = (
+    (
+        "E",
+        "E",
+        "irreducible loss, r times L_max; governed by the prior of r",
+        "loss",
+        lambda p: SHARES * np.exp(p.level),
+    ),
+    ("r", "r", "irreducible share of the loss at the largest fitted compute", "", _shares),
+    ("gamma", r"\gamma", "exponent on compute", "", lambda p: np.broadcast_to(GAMMAS[:, None], p.weights.shape)),
+    ("L_max", r"L_{\max}", "loss of the curve at the largest fitted compute", "loss", lambda p: np.exp(p.level)),
+)
+
+
+def _policy_params(posterior: FloorPosterior) -> tuple[ParamEstimate, ...]:
+    estimates = []
+    for name, symbol, meaning, unit, cells in POLICY_PARAMS:
+        mean, sd, lo, hi = _moments(posterior, cells)
+        estimates.append(
+            ParamEstimate(name, symbol, meaning, unit, mean, sd, lo, hi, None, at_bound=False, published={})
+        )
+    return tuple(estimates)
+
+
+def _result(
+    spec: FitSpec,
+    rows: Rows,
+    points: Points,
+    noise: SeedNoise | None,
+    made: Provenance,
+    *,
+    status: FitStatus,
+    message: str,
+    params: tuple[ParamEstimate, ...],
+    fitted: Float[np.ndarray, " points"],
+    draws: Draws | None,
+    objective: float | None,
+    condition: float | None,
+    agreement: float | None,
+) -> FitResult:
+    frame = rows.frame
+    compute = points.columns["compute"]
+    ranges = {"compute": (float(compute.min()), float(compute.max()))}
+    for column in RANGE_COLUMNS:
+        if frame[column].notna().any():
+            ranges[column] = (float(frame[column].min()), float(frame[column].max()))
+    unused = reasons(points.isoflop) if points.isoflop else ""
+    return FitResult(
+        spec=spec,
+        status=status,
+        message=message + (f" Not used: {unused}." if unused else ""),
+        param_estimates=params,
+        draws=draws,
+        points=tuple(_fitted_point(points, index, float(value)) for index, value in enumerate(fitted)),
+        isoflop=points.isoflop,
+        seed_noise=noise,
+        fit_range=ranges,
+        objective=objective,
+        condition=condition,
+        agreement=agreement,
+        n_runs=len(frame),
+        n_rungs=int(frame["rung_id"].fillna(frame["run_id"]).nunique()),
+        excluded=rows.excluded,
+        metric_unit=_only(frame, "loss_unit"),
+        recipe=_only(frame, "recipe"),
+        flop_convention=_only(frame, "flop_convention"),
+        inputs_sha256=rows.sha256,
+        provenance=made,
+    )
+
+
+def _only(frame: pd.DataFrame, column: str) -> str:
+    value = frame[column].iloc[0]
+    return "" if pd.isna(value) else str(value)
+
+
+def _fitted_point(points: Points, index: int, fitted: float) -> FittedPoint:
+    size, tokens = float(points.columns["size"][index]), float(points.columns["tokens"][index])
+    observed = float(points.loss[index])
+    return FittedPoint(
+        label=points.labels[index],
+        compute=float(points.columns["compute"][index]),
+        size=None if math.isnan(size) else size,
+        tokens=None if math.isnan(tokens) else tokens,
+        runs=points.runs[index],
+        observed=observed,
+        fitted=fitted,
+        residual=math.log(observed / fitted),
+    )

@@ -1,0 +1,93 @@
+"""Which rows of a run table enter a fit, and why some tables are refused."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fits.spec import FitSpec
+from ladder.errors import InputError
+from ladder.records import sha256_bytes
+from ladder.runs import RunTable
+from ladder.units import format_flops
+
+# Losses that differ in one of these are not comparable; mixing FLOP conventions bends the exponent.
+SAME_COLUMNS = ("recipe", "flop_convention", "loss_unit", "tokenizer", "eval_set", "drop_mode")
+DIGEST_COLUMNS = ("run_id", "rung_id", "trunk_id", "seed", "eval_step", "budget", "compute", "tokens", "loss")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a fit, one a run, and how many runs stayed out by reason."""
+
+    frame: pd.DataFrame
+    excluded: dict[str, int]
+    sha256: str
+
+
+def select_rows(runs: RunTable, spec: FitSpec) -> Rows:
+    """Return the last evaluated row of every run of the metric that may enter the fit.
+
+    Held-out rows, rows with an `excluded_reason` and rows above `spec.max_compute` stay out and are counted. Earlier
+    checkpoints of a run are not independent of its last one and are not counted. Raises InputError when rows mix
+    recipes, FLOP conventions, units, tokenizers, evaluation sets or drop modes, when a run stands twice, or when no
+    row is left.
+    """
+    table = runs.select(spec.metric).frame
+    _refuse_duplicates(table)
+    last = table.sort_values("eval_step", kind="stable", na_position="first").drop_duplicates("run_id", keep="last")
+    last = last.sort_index()
+    reason = last["excluded_reason"].astype("object").where(last["excluded_reason"].notna(), None)
+    reason = reason.mask(last["role"].eq("held_out").fillna(False), "held_out")
+    if spec.max_compute is not None:
+        reason = reason.mask(reason.isna() & (last["compute"] > spec.max_compute), "above_max_compute")
+    frame = last[reason.isna()].reset_index(drop=True)
+    excluded = {str(key): int(count) for key, count in reason.dropna().value_counts().sort_index().items()}
+    if frame.empty:
+        raise InputError(f"no run of {spec.metric} may enter the fit; excluded are {excluded or 'none'}.")
+    _refuse_mixtures(frame)
+    columns = [*DIGEST_COLUMNS, spec.size_column]
+    digest = sha256_bytes(frame[columns].to_csv(index=False, lineterminator="\n").encode())
+    return Rows(frame, excluded, digest)
+
+
+def _refuse_duplicates(table: pd.DataFrame) -> None:
+    usable = table[table["excluded_reason"].isna()]
+    twice = usable[usable.duplicated(["run_id", "eval_step"])]
+    if len(twice):
+        raise InputError(
+            f"run {twice['run_id'].iloc[0]} stands twice at one step; mark one row as excluded (duplicate)."
+        )
+    last = usable.drop_duplicates("run_id", keep="last")
+    same = last[last.duplicated(["rung_id", "seed", "compute", "tokens", "active_params", "loss"])]
+    if len(same):
+        raise InputError(
+            f"run {same['run_id'].iloc[0]} repeats another run in every number; mark one of them as excluded "
+            "(duplicate), or the fit counts it twice."
+        )
+
+
+def _refuse_mixtures(frame: pd.DataFrame) -> None:
+    for column in SAME_COLUMNS:
+        values = frame[column].astype("object").where(frame[column].notna(), "(empty)").value_counts()
+        if len(values) > 1:
+            shown = ", ".join(f"{value} ({count} runs)" for value, count in values.items())
+            raise InputError(
+                f"the runs mix {column}: {shown}. Their losses do not belong in one fit; exclude all but one, "
+                "or fill in the empty ones."
+            )
+
+
+def require_columns(frame: pd.DataFrame, columns: tuple[str, ...]) -> None:
+    """Raise InputError naming the first run that lacks a value in one of `columns`."""
+    for column in columns:
+        missing = frame[frame[column].isna()]
+        if len(missing):
+            raise InputError(
+                f"run {missing['run_id'].iloc[0]} has no {column} ({len(missing)} of {len(frame)} runs lack it); "
+                "add it to the run table, or name another size column."
+            )
+
+
+def budget_name(budget: float) -> str:
+    """Return how messages name a budget."""
+    return f"budget {format_flops(budget)}"
