@@ -1,0 +1,150 @@
+"""Commands `foretell fit ...`: fit laws to the runs of a study, compare fits."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ladder.errors import InputError, UnusableError
+from ladder.units import format_flops, format_loss, parse_quantity
+
+app = typer.Typer(no_args_is_help=True, help="Fit scaling laws to runs.")
+
+StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+def _loss(law_loss: Any, name: str | None, delta: float) -> Any:
+    from fits.objective import LossKind, LossSpec
+
+    if name is None:
+        return law_loss
+    if name not in tuple(LossKind):
+        raise InputError(f"--loss {name!r} is none of {', '.join(LossKind)}.")
+    return LossSpec.mse() if name == LossKind.MSE else LossSpec.huber(delta)
+
+
+@app.command()
+def run(
+    law: Annotated[str, typer.Option(help="floor-integrated, power-law-floor, power-law or chinchilla.")],
+    metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
+    size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
+    loss: Annotated[str | None, typer.Option(help="huber or mse on ln L; by default what suits the law.")] = None,
+    delta: Annotated[float, typer.Option(help="Of the Huber loss, in ln L.")] = 1e-3,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples; 0 for no intervals.")] = 500,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    cluster: Annotated[str, typer.Option(help="Runs resampled together share this column.")] = "rung_id",
+    max_compute: Annotated[
+        str | None, typer.Option("--max-compute", help="Leave out runs above it.", metavar="FLOPS")
+    ] = None,
+    pin_floor: Annotated[
+        float | None, typer.Option("--pin-floor", help="Hold the irreducible loss at this value.")
+    ] = None,
+    use_minimum: Annotated[
+        bool, typer.Option("--use-minimum", help="Use the smallest loss of a budget whose parabola cannot be used.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write; by default fits/LAW.json.")] = None,
+    study: StudyOption = Path("study"),
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing fit.")] = False,
+) -> None:
+    """Fit one law to the runs of a study that may enter it, and write fit.json.
+
+    The exit code is 4 when the fit did not converge; the file is written all the same and says why.
+
+    Example: foretell fit run --study study --law floor-integrated --metric test/loss
+    """
+    from dataclasses import replace
+
+    from fits.fit import fit
+    from fits.spec import FitSpec
+    from ladder.provenance import Resource
+    from ladder.runs import read_runs
+    from ladder.study import Study
+
+    place = Study(study)
+    path = out or place.fit(law)
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; name another file with --out, or replace it with --force.")
+    plain = FitSpec.of(law, metric)
+    spec = replace(
+        plain,
+        size_column=size,
+        loss=_loss(plain.loss, loss, delta),
+        resamples=resamples,
+        seed=seed,
+        cluster_column=cluster,
+        max_compute=None if max_compute is None else float(parse_quantity(max_compute, "--max-compute", "FLOPs")),
+        pinned_floor=pin_floor,
+        use_minimum=use_minimum,
+    )
+    runs = read_runs(place.runs)
+
+    def report(done: int, total: int) -> None:
+        if not quiet:
+            typer.echo(f"bootstrap {done} of {total}", err=True)
+
+    result = fit(spec, runs, progress=report, inputs=(Resource.of(place.runs, place.root),))
+    result.save(path)
+    if as_json:
+        document = {
+            "path": str(path),
+            "law": result.law,
+            "status": str(result.status),
+            "message": result.message,
+            "theta": result.theta,
+            "n_runs": result.n_runs,
+            "n_points": len(result.points),
+            "fit_range": result.fit_range,
+            "excluded": result.excluded,
+        }
+        typer.echo(json.dumps(document))
+    else:
+        typer.echo(str(result.summary()))
+        typer.echo(f"\nwrote {path}")
+    if not result.usable:
+        raise UnusableError(f"the fit did not converge ({result.status}). {result.message}")
+
+
+@app.command()
+def compare(
+    fits: Annotated[list[Path], typer.Argument(help="Fits, by file.", metavar="FIT...")],
+    at: Annotated[str, typer.Option(help="Compute of the prediction.", metavar="FLOPS")],
+    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Of the interval.")] = 0.9,
+    as_json: JsonOption = False,
+) -> None:
+    """Show fits side by side: parameters, and what each predicts for the next run at a compute.
+
+    Example: foretell fit compare study/fits/floor-integrated.json study/fits/power-law-floor.json --at 3e12
+    """
+    from fits.compare import comparison
+    from fits.result import read_fit
+
+    compute = float(parse_quantity(at, "--at", "FLOPs"))
+    names = [path.stem for path in fits]
+    if len(set(names)) != len(names):
+        raise InputError(f"two fits have one file name: {', '.join(names)}; rename one.")
+    frame = comparison(dict(zip(names, map(read_fit, fits), strict=True)), compute, level)
+    if as_json:
+        typer.echo(frame.reset_index().to_json(orient="records", double_precision=15))
+        return
+    if frame["metric"].nunique() > 1:
+        typer.echo("note: these fits are of different metrics; their losses are not comparable.", err=True)
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, caption=f"Next run at {format_flops(compute)} FLOPs; interval of {100 * level:g} %.")
+    for heading in ("fit", "status", "median", "interval", "beyond fit", "parameters"):
+        left = heading in {"fit", "status", "parameters"}
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "parameters")
+    fixed = {"law", "metric", "status", "median", "lo", "hi", "extrapolation_factor"}
+    for name, row in frame.iterrows():
+        params = ", ".join(
+            f"{key} {row[key]:.4g}" for key in frame.columns if key not in fixed and row[key] == row[key]
+        )
+        interval = f"{format_loss(row['lo'])} to {format_loss(row['hi'])}"
+        factor = f"{row['extrapolation_factor']:.3g}x"
+        table.add_row(str(name), row["status"], format_loss(row["median"]), interval, factor, params)
+    Console().print(table)
