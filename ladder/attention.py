@@ -69,3 +69,6 @@ class AttentionPattern:
         """Return whether layer number `layer`, counted from 0, of `layers` is global."""
         periodic = self.global_every > 0 and (layer + 1) % self.global_every == 0
         return not self.window or periodic or (self.last_global and layer == layers - 1)
+
+
+PLAIN_ATTENTION = AttentionPattern()  # every layer global, rotary positions throughout

@@ -1,93 +1,63 @@
-"""From budgets and a recipe to a ladder: which sizes at which budget, how many steps, with what error."""
+"""From budgets and a recipe to a ladder: which sizes at which budget, which rungs are held out, what to say of it."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from ladder.counts import count_params
 from ladder.errors import InputError
-from ladder.flops import training_flops_per_token
+from ladder.pin import pin_recipe
 from ladder.provenance import provenance
-from ladder.recipe import AbstractRecipe
+from ladder.recipe_interface import AbstractRecipe
 from ladder.rung import Ladder, Role, Rung
-from ladder.units import format_flops
+from ladder.sizing import make_rung as make_rung
+from ladder.sizing import size_of
+from ladder.sizing import widths_near_optimum as widths_near_optimum
+from ladder.units import format_count, format_flops
 
-MAX_COMPUTE_ERROR = 0.02  # a rung of fewer than 25 steps cannot match its budget better; such rungs say nothing
+MAX_CORPUS_TOKENS = 10**15  # more than all text; a number beyond it is in FLOPs
+NEAR, WIDER = 4.0, 8.0  # largest over smallest shape about the optimum; about tokens per parameter over the optimum's
+ENOUGH, FEWEST = 7, 5  # shapes: fewer than ENOUGH within NEAR widen it, and never fewer than FEWEST
+BRACKET = 2  # shapes wanted on each side of the optimum
 
 
-def make_rung(
-    recipe: AbstractRecipe, budget: int, hidden: int, *, role: Role = Role.FIT, seeds: tuple[int, ...] = (0,)
-) -> Rung:
-    """Return the rung of width `hidden` whose realised compute is within half a step of `budget` FLOPs.
+def widths_about_optimum(recipe: AbstractRecipe, budget: int) -> tuple[int, ...]:
+    """Return every width the recipe allows within 4x of the expected optimum at `budget`, ascending.
 
-    Tokens follow from the budget, the batch from the tokens by the recipe's rule, the steps from both by rounding;
-    rates are set for the realised tokens.
-
-    Raises InputError when the budget buys so few steps that half a step is more than 2 % of it.
+    4x in tokens per parameter, which at a fixed budget is a factor of 2 in parameters on either side; 8x where that
+    gives fewer than seven widths; the nearest five where even that gives fewer. Raises InputError when the recipe
+    allows fewer than five.
     """
-    shape = recipe.shape(hidden)
-    flops_per_token = training_flops_per_token(shape, recipe.flop_convention)
-    tokens = budget / flops_per_token
-    batch_seqs = recipe.batch_seqs(tokens, shape)
-    flops_per_step = flops_per_token * batch_seqs * shape.seq_len
-    steps = max(1, (2 * budget + flops_per_step) // (2 * flops_per_step))
-    if abs(steps * flops_per_step - budget) > MAX_COMPUTE_ERROR * budget:
-        least = math.ceil(flops_per_step / (2 * MAX_COMPUTE_ERROR))
-        raise InputError(
-            f"budget {format_flops(budget)} FLOPs is too small for width {hidden} of recipe {recipe.name}: one step "
-            f"costs {format_flops(flops_per_step)}. Use a smaller width or at least {format_flops(least)} FLOPs."
-        )
-    realised = steps * batch_seqs * shape.seq_len
-    return Rung(
-        recipe=recipe.name,
-        role=role,
-        budget=budget,
-        flop_convention=recipe.flop_convention,
-        shape=shape,
-        batch_seqs=batch_seqs,
-        steps=steps,
-        optimizer=recipe.optimizer(realised, batch_seqs, shape),
-        schedule=recipe.schedule(),
-        capacity_factor=recipe.capacity_factor,
-        seeds=seeds,
-        extrapolated_recipe=recipe.outside_range(realised, shape),
-    )
-
-
-def widths_near_optimum(recipe: AbstractRecipe, budget: int, sizes: int) -> tuple[int, ...]:
-    """Return the `sizes` widths whose parameters are nearest, in ratio, to the recipe's expected optimum at `budget`.
-
-    Raises InputError when the recipe offers fewer widths.
-    """
-    widths = recipe.widths()
-    if len(widths) < sizes:
-        raise InputError(f"recipe {recipe.name} offers {len(widths)} widths, fewer than the {sizes} asked for.")
-    target = math.log(recipe.expected_optimum(budget))
-
-    def distance(hidden: int) -> float:
-        return abs(math.log(count_params(recipe.shape(hidden)).nonembedding_active) - target)
-
-    return tuple(sorted(sorted(widths, key=distance)[:sizes]))
+    target = recipe.expected_optimum(budget)
+    sizes = {hidden: size_of(recipe, hidden) for hidden in recipe.widths_at(budget)}
+    for span in (NEAR, WIDER):
+        factor = math.sqrt(span)
+        within = tuple(hidden for hidden, size in sizes.items() if target / factor <= size <= target * factor)
+        if len(within) >= ENOUGH:
+            return within
+    return within if len(within) >= FEWEST else widths_near_optimum(recipe, budget, FEWEST)
 
 
 def plan_isoflop(
     recipe: AbstractRecipe,
     budgets: Sequence[int],
     *,
-    sizes: int,
+    sizes: int | None = None,
     held_out: Sequence[int] = (),
     seeds: int = 1,
     replicates: Mapping[int, int] | None = None,
     held_out_seeds: int = 1,
     name: str = "isoflop",
+    corpus_tokens: int = 0,
 ) -> Ladder:
-    """Return a ladder of `sizes` widths at each budget and one rung of the expected optimum at each held-out budget.
+    """Return a ladder of several widths at each budget and one rung of the expected optimum at each held-out budget.
 
     Arguments:
         budgets: fit budgets in FLOPs under the recipe's convention, exact integers.
+        sizes: widths per budget, nearest the expected optimum; None for all of `widths_about_optimum`.
         held_out: budgets above all of them; their rungs are marked held out.
         seeds: runs of every fit rung; `held_out_seeds` those of every held-out rung.
         replicates: further seeds of the rung nearest the expected optimum at some of the budgets, by budget; they
             measure seed noise.
+        corpus_tokens: distinct tokens there are; rungs that need more say how many epochs they make.
     """
     if not budgets or any(budget <= 0 for budget in (*budgets, *held_out)):
         raise InputError("budgets must be positive and at least one, such as 3e18.")
@@ -101,13 +71,43 @@ def plan_isoflop(
     extra = dict(replicates or {})
     if unknown := sorted(set(extra) - set(budgets)):
         raise InputError(f"replicates are asked for at {format_flops(unknown[0])}, which is no fit budget.")
-    rungs = []
+    if not 0 <= corpus_tokens <= MAX_CORPUS_TOKENS:
+        raise InputError(
+            f"a corpus of {corpus_tokens:.3g} tokens is more than there is text, or negative; is that number in FLOPs?"
+        )
+    rungs, remarks = [], []
     for budget in sorted(budgets):
         (central,) = widths_near_optimum(recipe, budget, 1)
-        for hidden in widths_near_optimum(recipe, budget, sizes):
-            runs = seeds + (extra.get(budget, 0) if hidden == central else 0)
-            rungs.append(make_rung(recipe, budget, hidden, seeds=tuple(range(runs))))
+        widths = widths_about_optimum(recipe, budget) if sizes is None else widths_near_optimum(recipe, budget, sizes)
+        for hidden in widths:
+            runs = range(seeds + (extra.get(budget, 0) if hidden == central else 0))
+            rungs.append(make_rung(recipe, budget, hidden, seeds=tuple(runs), corpus_tokens=corpus_tokens))
+        remarks += _bracket_remarks(recipe, budget, widths)
     for budget in sorted(held_out):
         (central,) = widths_near_optimum(recipe, budget, 1)
-        rungs.append(make_rung(recipe, budget, central, role=Role.HELD_OUT, seeds=tuple(range(held_out_seeds))))
-    return Ladder(name, tuple(rungs), provenance())
+        again = tuple(range(held_out_seeds))
+        rungs.append(make_rung(recipe, budget, central, role=Role.HELD_OUT, seeds=again, corpus_tokens=corpus_tokens))
+    remarks += [remark for rung in rungs for remark in _epoch_remarks(rung)]
+    return Ladder(name, tuple(rungs), provenance(), (pin_recipe(recipe),), tuple(remarks))
+
+
+def _bracket_remarks(recipe: AbstractRecipe, budget: int, widths: Sequence[int]) -> list[str]:
+    target = math.log(recipe.expected_optimum(budget))
+    offsets = [math.log(size_of(recipe, hidden)) - target for hidden in widths]
+    below, above = sum(offset < 0 for offset in offsets), sum(offset > 0 for offset in offsets)
+    return [
+        f"{format_flops(budget)}: {count} {'shape' if count == 1 else 'shapes'} {side} the expected optimum of "
+        f"{format_count(math.exp(target))} parameters, fewer than the {BRACKET} that bracket it safely"
+        for count, side in ((below, "below"), (above, "above"))
+        if count < BRACKET
+    ]
+
+
+def _epoch_remarks(rung: Rung) -> list[str]:
+    if not rung.corpus_tokens or rung.tokens <= rung.corpus_tokens:
+        return []
+    remark = (
+        f"{rung.name} ({rung.rung_id}): {format_count(rung.tokens)} tokens are {rung.epochs:.3g} epochs of a corpus of "
+        f"{format_count(rung.corpus_tokens)}; repeated tokens are worth less than the law assumes"
+    )
+    return [remark]

@@ -14,16 +14,31 @@ from ladder.shape import MoeShape
 
 
 @dataclass(frozen=True)
+class MuonPlan:
+    """Orthogonalised momentum of MuonH: `newton_schulz_steps` quintic steps on the (Nesterov) momentum."""
+
+    momentum: float
+    nesterov: bool
+    newton_schulz_steps: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class OptimizerPlan:
     """Optimizer of one rung, all values resolved.
 
     Attributes:
-        name: ``"adamh"``: matrices by AdamH (Adam direction, Frobenius norm kept), the rest by Adam.
+        name: ``"adamh"``: matrices by AdamH (Adam direction, Frobenius norm kept), the rest by Adam;
+            ``"muonh"``: matrices by MuonH (orthogonalised direction, Frobenius norm kept), the head by AdamH, the
+            rest by Adam.
         matrix_lr: peak rate of the matrix group, relative to the matrix's norm.
         adam_lr: peak rate of the Adam group (embedding, router, gains).
         beta1, beta2, epsilon: Adam moments.
-        clip_norm: bound on the global gradient norm.
+        clip_norm: bound on the global gradient norm; 0 for none.
         z_loss: weight on the mean squared log-partition of the output logits.
+        head_lr: peak rate of the head where it is a group of its own; None where it is one of the matrices.
+        muon: what MuonH needs besides a rate; None for other optimizers.
+        weight_decay: decoupled weight decay of all groups.
     """
 
     name: str
@@ -34,6 +49,32 @@ class OptimizerPlan:
     epsilon: float
     clip_norm: float
     z_loss: float
+    head_lr: float | None = None
+    muon: MuonPlan | None = None
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class RouterPlan:
+    """How tokens choose experts.
+
+    Attributes:
+        balancing: ``"quantile"``: a bias per expert, set each step to the quantile of its margin (QB); ``"none"``.
+        estimator: how that quantile is found: ``"topk"`` exactly per device and averaged, ``"histogram"`` over all
+            devices; empty without balancing.
+        bins: bins of the histogram; 0 for other estimators.
+        weight_sum: what the sigmoid weights of the chosen experts are rescaled to add up to; 0 for no rescaling.
+        z_loss: weight on the mean squared log-partition of the router's logits.
+    """
+
+    balancing: str
+    estimator: str
+    bins: int
+    weight_sum: float
+    z_loss: float
+
+
+NO_ROUTER = RouterPlan(balancing="none", estimator="", bins=0, weight_sum=0.0, z_loss=0.0)  # dense models
 
 
 @dataclass(frozen=True)
@@ -57,12 +98,31 @@ class Schedule:
             )
 
 
+@dataclass(frozen=True)
+class PowerLaw:
+    """A published law y = coefficient * C^exponent, with the evidence for it."""
+
+    coefficient: float
+    exponent: float
+    evidence: str
+
+    def __call__(self, budget: float) -> float:
+        """Return the law's value at `budget` FLOPs."""
+        return float(self.coefficient * budget**self.exponent)
+
+
 class AbstractRecipe(abc.ABC):
-    """What a ladder needs to know of a recipe; concrete recipes are final frozen dataclasses."""
+    """What a ladder needs to know of a recipe; concrete recipes are final frozen dataclasses.
+
+    A recipe of one's own is such a class in any Python file: `--recipe path/to/file.py:NAME`.
+    """
 
     name: ClassVar[str]
     flop_convention: ClassVar[FlopConvention]
     capacity_factor: ClassVar[float]
+    router: ClassVar[RouterPlan]
+    fit_budgets: ClassVar[tuple[int, ...]]  # FLOPs planned for when none are asked for
+    held_out_budgets: ClassVar[tuple[int, ...]]
 
     @abc.abstractmethod
     def shape(self, hidden: int) -> MoeShape:
@@ -71,6 +131,10 @@ class AbstractRecipe(abc.ABC):
     @abc.abstractmethod
     def widths(self) -> tuple[int, ...]:
         """Return the widths the recipe offers, ascending."""
+
+    @abc.abstractmethod
+    def widths_at(self, budget: int) -> tuple[int, ...]:
+        """Return the widths the recipe allows at `budget` FLOPs, ascending."""
 
     @abc.abstractmethod
     def expected_optimum(self, budget: int) -> float:

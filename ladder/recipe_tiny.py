@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ladder.attention import AttentionPattern
 from ladder.errors import InputError
 from ladder.flops import FlopConvention
-from ladder.recipe_interface import AbstractRecipe, OptimizerPlan, Schedule
+from ladder.recipe_interface import AbstractRecipe, OptimizerPlan, RouterPlan, Schedule
 from ladder.shape import MoeShape
 
 
@@ -23,6 +24,11 @@ class TinyCpu(AbstractRecipe):
     name: ClassVar[str] = "tiny-cpu"
     flop_convention: ClassVar[FlopConvention] = FlopConvention.MATMUL_FULL
     capacity_factor: ClassVar[float] = 1.5  # drops stayed below 1.2 % at batches of 256 tokens
+    router: ClassVar[RouterPlan] = RouterPlan(
+        balancing="quantile", estimator="topk", bins=0, weight_sum=2.0, z_loss=0.0
+    )
+    fit_budgets: ClassVar[tuple[int, ...]] = (3 * 10**10, 65 * 10**9, 14 * 10**10, 3 * 10**11)
+    held_out_budgets: ClassVar[tuple[int, ...]] = (3 * 10**12,)
 
     def widths(self) -> tuple[int, ...]:
         """Return the widths with a shape."""
@@ -46,7 +52,12 @@ class TinyCpu(AbstractRecipe):
             expert_width=hidden,
             shared_experts=1,
             shared_width=hidden,
+            attention=AttentionPattern(rope_theta=100.0),  # 1e4 cost 0.19 nats at 64 positions (LOG.md, 2026-12-01)
         )
+
+    def widths_at(self, budget: int) -> tuple[int, ...]:
+        """Return all widths; two layers of any of them train at any budget."""
+        return self.widths()
 
     def expected_optimum(self, budget: int) -> float:
         """Return N* = 9.2e3 (C / 3e10)^0.51, the parabola vertices of the measured ladder at 3e10 to 3e11."""

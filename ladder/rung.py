@@ -15,7 +15,7 @@ from ladder.counts import ParamCounts, count_params
 from ladder.errors import InputError
 from ladder.flops import FlopConvention, ForwardFlops, forward_flops_per_token, training_flops_per_token
 from ladder.provenance import Provenance
-from ladder.recipe import OptimizerPlan, Schedule
+from ladder.recipe_interface import NO_ROUTER, OptimizerPlan, RouterPlan, Schedule
 from ladder.records import canonical_json, from_plain, read_json, short_hash, to_plain, write_atomic
 from ladder.shape import MoeShape
 from ladder.units import format_flops
@@ -28,6 +28,23 @@ class Role(StrEnum):
 
     FIT = "fit"  # laws may be fitted on it
     HELD_OUT = "held_out"  # a forecast is registered for it before it starts
+
+
+@dataclass(frozen=True)
+class Override:
+    """A field that was set by hand: what it was set to, and what the recipe's rule gives."""
+
+    field: str
+    value: int
+    rule: int
+
+
+@dataclass(frozen=True)
+class RecipePin:
+    """A recipe by content: its name, and the digest of what it yields (see `ladder.pin`)."""
+
+    name: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,9 @@ class Rung:
         capacity_factor: slots per expert over its mean load, in training; evaluation never drops.
         seeds: one run is made for each.
         extrapolated_recipe: why the rung lies outside the recipe's range, or an empty string.
+        router: how tokens choose experts.
+        overrides: fields set by hand, beside what the recipe's rule gives.
+        corpus_tokens: distinct tokens there are to train on; 0 when not stated.
     """
 
     recipe: str
@@ -61,6 +81,9 @@ class Rung:
     capacity_factor: float
     seeds: tuple[int, ...]
     extrapolated_recipe: str = ""
+    router: RouterPlan = NO_ROUTER
+    overrides: tuple[Override, ...] = ()
+    corpus_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("budget", "batch_seqs", "steps"):
@@ -79,6 +102,11 @@ class Rung:
         """Training tokens, D."""
         return self.steps * self.batch_tokens
 
+    @property
+    def epochs(self) -> float:
+        """Passes over the corpus; NaN where it is not stated."""
+        return self.tokens / self.corpus_tokens if self.corpus_tokens else float("nan")
+
     @cached_property
     def counts(self) -> ParamCounts:
         """Parameters by group."""
@@ -86,8 +114,9 @@ class Rung:
 
     @cached_property
     def forward_flops(self) -> ForwardFlops:
-        """Forward FLOPs per token by term."""
-        return forward_flops_per_token(self.shape)
+        """Forward FLOPs per token by term, windows honoured where the rung's convention does."""
+        windowed = self.flop_convention is FlopConvention.MATMUL_FULL_WINDOWED
+        return forward_flops_per_token(self.shape, windowed=windowed)
 
     def training_flops(self, convention: FlopConvention) -> int:
         """Training FLOPs of the whole run under `convention`, exact."""
@@ -105,10 +134,13 @@ class Rung:
 
     @cached_property
     def rung_id(self) -> str:
-        """Identity: a short hash of what decides the result. Role, seeds and remarks are not part of it."""
-        decided = to_plain(self)
-        for name in ("role", "seeds", "extrapolated_recipe"):
-            del decided[name]
+        """Identity: a short hash of what decides the result. Role, seeds and remarks are not part of it.
+
+        Fields at their defaults are left out, so that a rung keeps its identity when the schema grows.
+        """
+        decided = to_plain(self, omit_defaults=True)
+        for name in ("role", "seeds", "extrapolated_recipe", "overrides"):
+            decided.pop(name, None)
         return short_hash(decided)
 
     @property
@@ -122,7 +154,8 @@ class Rung:
 
     def to_plain(self) -> dict[str, Any]:
         """Return decided and derived fields as plain data."""
-        return {**to_plain(self), **self._derived()}
+        overrides = {item.field: {"value": item.value, "rule": item.rule} for item in self.overrides}
+        return {**to_plain(self), "overrides": overrides, **self._derived()}
 
     def _derived(self) -> dict[str, Any]:
         counts = self.counts
@@ -150,7 +183,12 @@ class Rung:
         if not isinstance(data, dict):
             raise InputError(f"{where}: expected an object, found {data!r:.80}.")
         decided = Rung.__dataclass_fields__
-        rung = from_plain(Rung, {key: value for key, value in data.items() if key in decided}, where)
+        plain = {key: value for key, value in data.items() if key in decided}
+        if isinstance(overrides := plain.get("overrides"), dict):
+            if not all(isinstance(item, dict) for item in overrides.values()):
+                raise InputError(f"{where}: field overrides must hold a value and a rule for each field.")
+            plain["overrides"] = [{"field": key, **item} for key, item in overrides.items()]
+        rung = from_plain(Rung, plain, where)
         derived = rung._derived()
         for key, value in derived.items():
             if key not in data:
@@ -167,11 +205,21 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """An ordered set of rungs, planned together."""
+    """An ordered set of rungs, planned together.
+
+    Attributes:
+        name: what kind of plan it is.
+        rungs: by budget, then size.
+        provenance: how the file came to be.
+        recipes: the recipes by content, so that a later derivation under the same name is the same or is refused.
+        remarks: what the plan has to say about itself, such as an optimum that is not bracketed.
+    """
 
     name: str
     rungs: tuple[Rung, ...]
     provenance: Provenance = field(compare=False)
+    recipes: tuple[RecipePin, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [rung.rung_id for rung in self.rungs]
@@ -200,7 +248,14 @@ class Ladder:
         """Return the canonical bytes of ladder.json."""
         rungs = [rung.to_plain() for rung in self.rungs]
         return canonical_json(
-            {"schema": SCHEMA, "name": self.name, "rungs": rungs, "provenance": to_plain(self.provenance)}
+            {
+                "schema": SCHEMA,
+                "name": self.name,
+                "rungs": rungs,
+                "recipes": {pin.name: pin.sha256 for pin in self.recipes},
+                "remarks": list(self.remarks),
+                "provenance": to_plain(self.provenance),
+            }
         )
 
     def save(self, path: Path) -> None:
@@ -214,4 +269,11 @@ def read_ladder(path: Path) -> Ladder:
     if not isinstance(data.get("rungs"), list) or not isinstance(data.get("name"), str):
         raise InputError(f"{path}: expected a `name` and a list `rungs`; make it anew with `foretell ladder plan`.")
     rungs = tuple(Rung.from_plain(rung, f"{path}: rungs.{index}") for index, rung in enumerate(data["rungs"]))
-    return Ladder(data["name"], rungs, from_plain(Provenance, data.get("provenance"), f"{path}: provenance"))
+    provenance = from_plain(Provenance, data.get("provenance"), f"{path}: provenance")
+    pins, remarks = data.get("recipes", {}), data.get("remarks", [])
+    if not isinstance(pins, dict) or not all(isinstance(digest, str) for digest in pins.values()):
+        raise InputError(f"{path}: recipes must name a digest for each recipe; plan the ladder anew.")
+    if not isinstance(remarks, list) or not all(isinstance(remark, str) for remark in remarks):
+        raise InputError(f"{path}: remarks must be a list of texts; plan the ladder anew.")
+    recipes = tuple(RecipePin(name, digest) for name, digest in pins.items())
+    return Ladder(data["name"], rungs, provenance, recipes, tuple(remarks))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ladder.attention import AttentionPattern
+from ladder.attention import PLAIN_ATTENTION, AttentionPattern
 from ladder.errors import InputError
 
 
@@ -51,7 +51,7 @@ class MoeShape:
     gated_norm_rank: int = 0
     embedding_norm: bool = False
     short_conv: int = 0
-    attention: AttentionPattern = AttentionPattern()
+    attention: AttentionPattern = PLAIN_ATTENTION
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "seq_len", "layers", "hidden", "heads", "kv_heads", "head_dim"):

@@ -1,0 +1,119 @@
+"""From a budget, a recipe and a width to a rung: how many tokens, which batch, how many steps, with what error."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ladder.counts import count_params
+from ladder.errors import InputError
+from ladder.flops import training_flops_per_token
+from ladder.recipe_interface import AbstractRecipe
+from ladder.rung import Override, Role, Rung
+from ladder.shape import MoeShape
+from ladder.units import format_flops
+
+MAX_COMPUTE_ERROR = 0.02  # a rung of fewer than 25 steps cannot match its budget better; such rungs say nothing
+
+
+def make_rung(
+    recipe: AbstractRecipe,
+    budget: int,
+    hidden: int,
+    *,
+    role: Role = Role.FIT,
+    seeds: tuple[int, ...] = (0,),
+    overrides: Mapping[str, int] | None = None,
+    corpus_tokens: int = 0,
+) -> Rung:
+    """Return the rung of width `hidden` whose realised compute is within half a step of `budget` FLOPs.
+
+    Tokens follow from the budget, the batch from the tokens by the recipe's rule, the steps from both by rounding;
+    rates are set for the realised tokens. `overrides` sets dimensions of the shape, `batch_seqs` or `steps` by hand;
+    the rung records them beside the rule's values, and rates follow the overridden ones.
+
+    Raises InputError when the budget buys so few steps that half a step is more than 2 % of it, when overridden
+    steps miss it by as much, and when `overrides` names something else or an impossible shape.
+    """
+    shape = recipe.shape(hidden)
+    batch_seqs, steps = _batch_and_steps(recipe, budget, shape, {})
+    recorded: tuple[Override, ...] = ()
+    if overrides:
+        _check_overrides(overrides)
+        rule = {**{name: getattr(shape, name) for name in SHAPE_NUMBERS}, "batch_seqs": batch_seqs, "steps": steps}
+        changes: dict[str, Any] = {name: value for name, value in overrides.items() if name in SHAPE_NUMBERS}
+        shape = replace(shape, **changes)
+        batch_seqs, steps = _batch_and_steps(recipe, budget, shape, overrides)
+        recorded = tuple(Override(name, value, rule[name]) for name, value in overrides.items())
+    flops_per_step = training_flops_per_token(shape, recipe.flop_convention) * batch_seqs * shape.seq_len
+    if abs(steps * flops_per_step - budget) > MAX_COMPUTE_ERROR * budget:
+        if overrides and "steps" in overrides:
+            raise InputError(
+                f"{steps} steps of {batch_seqs} sequences cost {format_flops(steps * flops_per_step)} FLOPs, more than "
+                f"2 % off the budget {format_flops(budget)}; override fewer fields or change the budget."
+            )
+        least = math.ceil(flops_per_step / (2 * MAX_COMPUTE_ERROR))
+        raise InputError(
+            f"budget {format_flops(budget)} FLOPs is too small for width {hidden} of recipe {recipe.name}: one step "
+            f"costs {format_flops(flops_per_step)}. Use a smaller width or at least {format_flops(least)} FLOPs."
+        )
+    realised = steps * batch_seqs * shape.seq_len
+    return Rung(
+        recipe=recipe.name,
+        role=role,
+        budget=budget,
+        flop_convention=recipe.flop_convention,
+        shape=shape,
+        batch_seqs=batch_seqs,
+        steps=steps,
+        optimizer=recipe.optimizer(realised, batch_seqs, shape),
+        schedule=recipe.schedule(),
+        capacity_factor=recipe.capacity_factor,
+        seeds=seeds,
+        extrapolated_recipe=recipe.outside_range(realised, shape),
+        router=recipe.router,
+        overrides=recorded,
+        corpus_tokens=corpus_tokens,
+    )
+
+
+SHAPE_NUMBERS = tuple(field.name for field in fields(MoeShape) if field.type is int)
+
+
+def _check_overrides(overrides: Mapping[str, int]) -> None:
+    known = {*SHAPE_NUMBERS, "batch_seqs", "steps"}
+    for name, value in overrides.items():
+        if name not in known:
+            raise InputError(f"cannot override {name!r}; known: {', '.join(sorted(known))}.")
+        if value < 1 and name in {"batch_seqs", "steps"}:
+            raise InputError(f"override {name}={value} must be at least 1.")
+
+
+def _batch_and_steps(
+    recipe: AbstractRecipe, budget: int, shape: MoeShape, overrides: Mapping[str, int]
+) -> tuple[int, int]:
+    flops_per_token = training_flops_per_token(shape, recipe.flop_convention)
+    batch_seqs = overrides.get("batch_seqs") or recipe.batch_seqs(budget / flops_per_token, shape)
+    flops_per_step = flops_per_token * batch_seqs * shape.seq_len
+    steps = overrides.get("steps") or max(1, (2 * budget + flops_per_step) // (2 * flops_per_step))
+    return batch_seqs, steps
+
+
+def size_of(recipe: AbstractRecipe, hidden: int) -> int:
+    """Return the non-embedding active parameters of the recipe's shape of width `hidden`."""
+    return count_params(recipe.shape(hidden)).nonembedding_active
+
+
+def widths_near_optimum(recipe: AbstractRecipe, budget: int, sizes: int) -> tuple[int, ...]:
+    """Return the `sizes` widths whose parameters are nearest, in ratio, to the recipe's expected optimum at `budget`.
+
+    Raises InputError when the recipe offers fewer widths.
+    """
+    widths = recipe.widths_at(budget)
+    if len(widths) < sizes:
+        raise InputError(
+            f"recipe {recipe.name} offers {len(widths)} widths at {format_flops(budget)} FLOPs, fewer than the {sizes} "
+            "asked for."
+        )
+    target = math.log(recipe.expected_optimum(budget))
+    return tuple(sorted(sorted(widths, key=lambda hidden: abs(math.log(size_of(recipe, hidden)) - target))[:sizes]))
