@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ladder.errors import InputError
 from ladder.pin import pin_recipe
 from ladder.provenance import provenance
 from ladder.recipe_interface import AbstractRecipe
-from ladder.rung import Ladder, Role, Rung
+from ladder.rung import Ladder, Override, Role, Rung
 from ladder.sizing import make_rung as make_rung
 from ladder.sizing import size_of
 from ladder.sizing import widths_near_optimum as widths_near_optimum
@@ -47,6 +48,7 @@ def plan_isoflop(
     held_out_seeds: int = 1,
     name: str = "isoflop",
     corpus_tokens: int = 0,
+    overrides: Mapping[int, Mapping[str, int]] | None = None,
 ) -> Ladder:
     """Return a ladder of several widths at each budget and one rung of the expected optimum at each held-out budget.
 
@@ -58,6 +60,8 @@ def plan_isoflop(
         replicates: further seeds of the rung nearest the expected optimum at some of the budgets, by budget; they
             measure seed noise.
         corpus_tokens: distinct tokens there are; rungs that need more say how many epochs they make.
+        overrides: what to set by hand on the rung of a held-out budget, by budget; see `make_rung`, and ``hidden``
+            for its width.
     """
     if not budgets or any(budget <= 0 for budget in (*budgets, *held_out)):
         raise InputError("budgets must be positive and at least one, such as 3e18.")
@@ -71,6 +75,9 @@ def plan_isoflop(
     extra = dict(replicates or {})
     if unknown := sorted(set(extra) - set(budgets)):
         raise InputError(f"replicates are asked for at {format_flops(unknown[0])}, which is no fit budget.")
+    by_hand = dict(overrides or {})
+    if unknown := sorted(set(by_hand) - set(held_out)):
+        raise InputError(f"overrides are given at {format_flops(unknown[0])}, which is no held-out budget.")
     if not 0 <= corpus_tokens <= MAX_CORPUS_TOKENS:
         raise InputError(
             f"a corpus of {corpus_tokens:.3g} tokens is more than there is text, or negative; is that number in FLOPs?"
@@ -84,11 +91,23 @@ def plan_isoflop(
             rungs.append(make_rung(recipe, budget, hidden, seeds=tuple(runs), corpus_tokens=corpus_tokens))
         remarks += _bracket_remarks(recipe, budget, widths)
     for budget in sorted(held_out):
-        (central,) = widths_near_optimum(recipe, budget, 1)
-        again = tuple(range(held_out_seeds))
-        rungs.append(make_rung(recipe, budget, central, role=Role.HELD_OUT, seeds=again, corpus_tokens=corpus_tokens))
+        rungs.append(_held_out(recipe, budget, by_hand.get(budget, {}), tuple(range(held_out_seeds)), corpus_tokens))
     remarks += [remark for rung in rungs for remark in _epoch_remarks(rung)]
     return Ladder(name, tuple(rungs), provenance(), (pin_recipe(recipe),), tuple(remarks))
+
+
+def _held_out(
+    recipe: AbstractRecipe, budget: int, by_hand: Mapping[str, int], seeds: tuple[int, ...], corpus_tokens: int
+) -> Rung:
+    (central,) = widths_near_optimum(recipe, budget, 1)
+    rest = {name: value for name, value in by_hand.items() if name != "hidden"}
+    hidden = by_hand.get("hidden", central)
+    rung = make_rung(
+        recipe, budget, hidden, role=Role.HELD_OUT, seeds=seeds, overrides=rest, corpus_tokens=corpus_tokens
+    )
+    if "hidden" in by_hand:
+        return replace(rung, overrides=(Override("hidden", hidden, central), *rung.overrides))
+    return rung
 
 
 def _bracket_remarks(recipe: AbstractRecipe, budget: int, widths: Sequence[int]) -> list[str]:

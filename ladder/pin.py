@@ -6,7 +6,8 @@ from ladder.counts import count_params
 from ladder.errors import VerificationError
 from ladder.recipe_interface import AbstractRecipe
 from ladder.records import canonical_json, sha256_bytes, to_plain
-from ladder.rung import RecipePin
+from ladder.rung import Ladder, RecipePin, Rung
+from ladder.sizing import make_rung
 
 PROBE_RATIOS = (2.0, 20.0, 200.0)  # tokens per parameter at which batch and optimizer are asked for
 DIGITS = 12  # of rates: the last digits of a power differ between machines
@@ -34,7 +35,7 @@ def _answers(recipe: AbstractRecipe) -> dict[str, Any]:
         "allowed": [list(recipe.widths_at(budget)) for budget in budgets],
         "widths": [_sized(recipe, hidden) for hidden in recipe.widths()],
     }
-    return dict(_rounded(answers))
+    return dict(rounded(answers))
 
 
 def _sized(recipe: AbstractRecipe, hidden: int) -> dict[str, Any]:
@@ -48,21 +49,45 @@ def _sized(recipe: AbstractRecipe, hidden: int) -> dict[str, Any]:
     return {"shape": to_plain(shape, omit_defaults=True), "probes": probes}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return plain data with every float cut to twelve significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value
 
 
-def check_pin(pin: RecipePin, recipe: AbstractRecipe, where: str) -> None:
-    """Raise VerificationError when `recipe` no longer yields what `pin` recorded."""
-    if pin.name == recipe.name and pin_recipe(recipe) != pin:
+def check_derivation(ladder: Ladder, recipe: AbstractRecipe, where: str) -> int:
+    """Return how many rungs of `ladder` follow from `recipe`, each having been derived again.
+
+    Raises VerificationError when `recipe` is not the one the ladder was planned under although it has its name, or
+    when a rung comes out differently.
+    """
+    pin = pin_recipe(recipe)
+    recorded = {known.name: known for known in ladder.recipes}.get(recipe.name)
+    if recorded is not None and recorded != pin:
         raise VerificationError(
-            f"{where}: planned under another recipe that was also called {pin.name} (digest {pin.sha256[:12]}, now "
-            f"{pin_recipe(recipe).sha256[:12]}). Its rungs stand as they are, but cannot be derived again; give the "
-            "changed recipe a new name, or plan anew."
+            f"{where}: planned under another recipe that was also called {pin.name} (digest {recorded.sha256[:12]}, now "
+            f"{pin.sha256[:12]}). Its rungs stand as they are, but cannot be derived again; give the changed recipe a "
+            "new name, or plan anew."
         )
+    rungs = [rung for rung in ladder.rungs if rung.recipe == recipe.name]
+    for rung in rungs:
+        by_hand = {item.field: item.value for item in rung.overrides if item.field != "hidden"}
+        again = make_rung(recipe, rung.budget, rung.shape.hidden, overrides=by_hand, corpus_tokens=rung.corpus_tokens)
+        if _decisions(again) != _decisions(rung):
+            raise VerificationError(
+                f"{where}: rung {rung.name} ({rung.rung_id}) does not follow from recipe {recipe.name}, which gives "
+                f"{again.rung_id}; what was set by hand belongs in its overrides. Plan it anew."
+            )
+    return len(rungs)
+
+
+def _decisions(rung: Rung) -> Any:
+    kept = to_plain(rung, omit_defaults=True)
+    for name in ("role", "seeds", "overrides"):
+        kept.pop(name, None)
+    return rounded(kept)

@@ -228,6 +228,11 @@ class Ladder:
             raise InputError(f"rung {twice.name} stands twice in ladder {self.name!r}; use seeds for repetitions.")
 
     @property
+    def recipe_names(self) -> tuple[str, ...]:
+        """Names of the recipes its rungs follow, each once."""
+        return tuple(dict.fromkeys(rung.recipe for rung in self.rungs))
+
+    @property
     def fit_rungs(self) -> tuple[Rung, ...]:
         """Rungs on which laws may be fitted."""
         return tuple(rung for rung in self.rungs if rung.role is Role.FIT)

@@ -29,25 +29,26 @@ def make_rung(
     """Return the rung of width `hidden` whose realised compute is within half a step of `budget` FLOPs.
 
     Tokens follow from the budget, the batch from the tokens by the recipe's rule, the steps from both by rounding;
-    rates are set for the realised tokens. `overrides` sets dimensions of the shape, `batch_seqs` or `steps` by hand;
-    the rung records them beside the rule's values, and rates follow the overridden ones.
+    rates are set for the realised tokens. `overrides` sets dimensions of the shape, `batch_seqs`, `steps` or `tokens`
+    by hand; the rung records them beside the rule's values, and rates follow the overridden ones.
 
     Raises InputError when the budget buys so few steps that half a step is more than 2 % of it, when overridden
-    steps miss it by as much, and when `overrides` names something else or an impossible shape.
+    steps or tokens miss it by as much, and when `overrides` names something else or an impossible shape.
     """
     shape = recipe.shape(hidden)
     batch_seqs, steps = _batch_and_steps(recipe, budget, shape, {})
     recorded: tuple[Override, ...] = ()
     if overrides:
         _check_overrides(overrides)
-        rule = {**{name: getattr(shape, name) for name in SHAPE_NUMBERS}, "batch_seqs": batch_seqs, "steps": steps}
+        rule = _decided(shape, batch_seqs, steps)
         changes: dict[str, Any] = {name: value for name, value in overrides.items() if name in SHAPE_NUMBERS}
         shape = replace(shape, **changes)
         batch_seqs, steps = _batch_and_steps(recipe, budget, shape, overrides)
-        recorded = tuple(Override(name, value, rule[name]) for name, value in overrides.items())
+        made = _decided(shape, batch_seqs, steps)
+        recorded = tuple(Override(name, made[name], rule[name]) for name in overrides)
     flops_per_step = training_flops_per_token(shape, recipe.flop_convention) * batch_seqs * shape.seq_len
     if abs(steps * flops_per_step - budget) > MAX_COMPUTE_ERROR * budget:
-        if overrides and "steps" in overrides:
+        if overrides and ("steps" in overrides or "tokens" in overrides):
             raise InputError(
                 f"{steps} steps of {batch_seqs} sequences cost {format_flops(steps * flops_per_step)} FLOPs, more than "
                 f"2 % off the budget {format_flops(budget)}; override fewer fields or change the budget."
@@ -77,26 +78,38 @@ def make_rung(
     )
 
 
-SHAPE_NUMBERS = tuple(field.name for field in fields(MoeShape) if field.type is int)
+SHAPE_NUMBERS = tuple(field.name for field in fields(MoeShape) if field.type is int and field.name != "hidden")
+
+
+def _decided(shape: MoeShape, batch_seqs: int, steps: int) -> dict[str, int]:
+    """Return everything that an override can set."""
+    tokens = steps * batch_seqs * shape.seq_len
+    numbers = {name: int(getattr(shape, name)) for name in SHAPE_NUMBERS}
+    return {**numbers, "batch_seqs": batch_seqs, "steps": steps, "tokens": tokens}
 
 
 def _check_overrides(overrides: Mapping[str, int]) -> None:
-    known = {*SHAPE_NUMBERS, "batch_seqs", "steps"}
+    known = {*SHAPE_NUMBERS, "batch_seqs", "steps", "tokens"}
     for name, value in overrides.items():
         if name not in known:
-            raise InputError(f"cannot override {name!r}; known: {', '.join(sorted(known))}.")
-        if value < 1 and name in {"batch_seqs", "steps"}:
+            raise InputError(f"cannot override {name!r} of a rung; known: {', '.join(sorted(known))}.")
+        if value < 1 and name in {"batch_seqs", "steps", "tokens"}:
             raise InputError(f"override {name}={value} must be at least 1.")
+    if {"steps", "tokens"} <= set(overrides):
+        raise InputError("override steps or tokens, not both; one follows from the other.")
 
 
 def _batch_and_steps(
     recipe: AbstractRecipe, budget: int, shape: MoeShape, overrides: Mapping[str, int]
 ) -> tuple[int, int]:
     flops_per_token = training_flops_per_token(shape, recipe.flop_convention)
-    batch_seqs = overrides.get("batch_seqs") or recipe.batch_seqs(budget / flops_per_token, shape)
-    flops_per_step = flops_per_token * batch_seqs * shape.seq_len
-    steps = overrides.get("steps") or max(1, (2 * budget + flops_per_step) // (2 * flops_per_step))
-    return batch_seqs, steps
+    tokens = overrides.get("tokens", budget / flops_per_token)
+    batch_seqs = overrides.get("batch_seqs") or recipe.batch_seqs(tokens, shape)
+    batch_tokens = batch_seqs * shape.seq_len
+    if "tokens" in overrides:
+        return batch_seqs, max(1, (2 * overrides["tokens"] + batch_tokens) // (2 * batch_tokens))
+    flops_per_step = flops_per_token * batch_tokens
+    return batch_seqs, overrides.get("steps") or max(1, (2 * budget + flops_per_step) // (2 * flops_per_step))
 
 
 def size_of(recipe: AbstractRecipe, hidden: int) -> int:
