@@ -18,7 +18,7 @@ from fits.result import FitResult
 from fits.rows import Rows, select_rows
 from fits.solve import FitStatus, Solution, solve, starts_of
 from fits.spec import FLOOR_INTEGRATED, FitSpec
-from ladder.errors import InputError
+from ladder.errors import InputError, UnusableError
 from ladder.provenance import Provenance, Resource, provenance
 from ladder.runs import RunTable
 
@@ -45,7 +45,8 @@ def fit(
 
     A fit that did not converge is returned, with the reason in `status` and `message`. Raises InputError when the
     runs cannot be fitted at all: too few of them or of budgets, one tokens-per-parameter ratio for a law in both,
-    mixed recipes or conventions, duplicates, a pinned floor above the lowest loss.
+    mixed recipes or conventions, duplicates, a pinned floor above the lowest loss; UnusableError when no start has a
+    finite optimum.
     """
     spec = (
         law
@@ -97,8 +98,10 @@ def _fit_law(
     refuse_too_few(points, len(law.params) - len(pinned) + 1, law.name)
     x = law_inputs(law, points.columns)
     solution = solve(law, x, np.log(points.loss), spec.loss, pinned)
+    if solution.status is FitStatus.NON_FINITE:
+        raise UnusableError(f"the fit of {law.name} has no finite optimum. {solution.message}")
     draws = None
-    if spec.resamples and solution.status is not FitStatus.NON_FINITE:
+    if spec.resamples:
         draws = cluster_bootstrap(
             solution,
             starts_of(law, solution.objective),

@@ -109,13 +109,12 @@ class IsoflopResult:
 
     def frame(self) -> pd.DataFrame:
         """Return one row a budget: budget, status, reason, and the fields of `Optimum` (missing without one)."""
-        return pd.DataFrame(
-            [
-                {"budget": profile.budget, "status": str(profile.status), "reason": profile.reason}
-                | (vars(profile.optimum) if profile.optimum else {})
-                for profile in self.profiles
-            ]
-        )
+        rows = [
+            {"budget": profile.budget, "status": str(profile.status), "reason": profile.reason}
+            | (vars(profile.optimum) if profile.optimum else {})
+            for profile in self.profiles
+        ]
+        return pd.DataFrame(rows, columns=["budget", "status", "reason", *Optimum.__dataclass_fields__])
 
 
 def isoflop(rows: pd.DataFrame, size_column: str, *, use_minimum: bool = False) -> IsoflopResult:

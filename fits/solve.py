@@ -223,6 +223,7 @@ def _judge(
 ) -> Solution:
     value = float(minima.value[best])
     close = minima.value <= value * (1 + SAME) + EXACT * len(objective.log_loss)
+    close[best] = True
     agreement = float(close.mean())
     agreeing = objective.to_theta(minima.u[close])
     spread = {name: float(np.ptp(values)) for name, values in agreeing.items()}

@@ -1,0 +1,118 @@
+"""Every law: table and formula agree, values are those printed in the literature, gradients those of autodiff."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize
+
+from fits.law import AbstractTermLaw, Scale
+from fits.laws import LAWS, Chinchilla, PowerLawFloor, law_named
+from fits.objective import LossSpec, TermObjective
+from ladder.errors import InputError
+
+HOFFMANN_UNROUNDED = {"E": 1.6934, "A": 406.4, "B": 410.7, "alpha": 0.3392, "beta": 0.2849}
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=lambda law: law.name)
+def test_table_names_what_the_formula_uses(law: AbstractTermLaw) -> None:
+    names = [param.name for param in law.params]
+    used = {term.coefficient for term in law.terms} | {e for term in law.terms for e in term.exponents.values()}
+    assert set(names) == used
+    assert len(names) == len(set(names))
+    assert set(law.linear) == {term.coefficient for term in law.terms}
+    assert {column for term in law.terms for column in term.exponents} == set(law.inputs)
+    for param in law.params:
+        assert (param.scale is Scale.LOG) == (param.name in law.linear)
+        assert bool(param.starts) != (param.name in law.linear)
+        assert all(param.bounds[0] < start < param.bounds[1] for start in param.starts)
+    for values in law.published.values():
+        assert set(values) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("theta", "n", "d", "expected"),
+    [
+        (Chinchilla.published["hoffmann2022"], 70e9, 1.4e12, 1.93665),
+        (Chinchilla.published["hoffmann2022"], 280e9, 300e9, 1.99326),
+        (HOFFMANN_UNROUNDED, 70e9, 1.4e12, 1.92084),
+        (Chinchilla.published["besiroglu2024"], 70e9, 1.4e12, 1.97388),
+    ],
+)
+def test_chinchilla_gives_the_values_of_the_literature(theta: dict, n: float, d: float, expected: float) -> None:
+    assert Chinchilla().predict(theta, {"active_params": n, "tokens": d}) == pytest.approx(expected, abs=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("theta", "compute", "n", "ratio", "loss"),
+    [
+        (Chinchilla.published["hoffmann2022"], 5.76e23, 3.2190e10, 92.65, 1.93075),
+        (HOFFMANN_UNROUNDED, 1e21, 2.2146e9, 33.98, 2.29539),
+        (Chinchilla.published["besiroglu2024"], 1e21, 2.7785e9, 21.59, 2.30553),
+        (Chinchilla.published["besiroglu2024"], 5.76e23, 7.2249e10, 18.39, 1.97444),
+        (Chinchilla.published["besiroglu2024"], 1e23, 2.9446e10, 19.22, 2.03205),
+    ],
+)
+def test_chinchilla_optimum_is_that_of_the_literature(
+    theta: dict, compute: float, n: float, ratio: float, loss: float
+) -> None:
+    best_n, best_d, best_loss = Chinchilla().optimum(theta, compute)
+    assert best_n == pytest.approx(n, rel=5e-5)
+    assert best_d / best_n == pytest.approx(ratio, rel=5e-4)
+    assert best_loss == pytest.approx(loss, abs=5e-6)
+    marginal = theta["alpha"] * theta["A"] * best_n ** -theta["alpha"]
+    assert marginal == pytest.approx(theta["beta"] * theta["B"] * best_d ** -theta["beta"], rel=1e-9)
+
+
+def test_chinchilla_optimum_is_the_numeric_minimum() -> None:
+    theta, law = Chinchilla.published["besiroglu2024"], Chinchilla()
+
+    def loss(log_n: float) -> float:
+        n = np.exp(log_n)
+        return float(law.predict(theta, {"active_params": n, "tokens": 1e22 / (7.3 * n)}))
+
+    found = optimize.minimize_scalar(loss, bounds=(15, 30), method="bounded", options={"xatol": 1e-10})
+    n, d, best = law.optimum(theta, 1e22, flops_per_param_token=7.3)
+    assert n == pytest.approx(np.exp(found.x), rel=1e-5)
+    assert best == pytest.approx(found.fun, rel=1e-12)
+    assert 7.3 * n * d == pytest.approx(1e22, rel=1e-12)
+
+
+def test_marin_law_gives_the_registered_forecast() -> None:
+    theta = PowerLawFloor.published["marin2026"]
+    assert PowerLawFloor().predict(theta, {"compute": 1e23}) == pytest.approx(2.252, abs=5e-4)
+
+
+@pytest.mark.parametrize("loss", [LossSpec.huber(), LossSpec.mse()], ids=str)
+@pytest.mark.parametrize("law", LAWS.values(), ids=lambda law: law.name)
+def test_gradient_and_hessian_are_those_of_automatic_differentiation(law: AbstractTermLaw, loss: LossSpec) -> None:
+    rng = np.random.default_rng(3)
+    x = {name: 10 ** rng.uniform(8, 11, 20) for name in law.inputs}
+    log_loss = rng.uniform(0.7, 1.3, 20)
+    weights = rng.integers(0, 3, 20).astype(float)
+    objective = TermObjective.of(law, x, log_loss, loss, {})
+    u = np.where([p.name in law.linear for p in law.params], rng.uniform(-1, 1, len(law.params)), 0.3)
+    with jax.enable_x64(True):
+        shift = jnp.array(objective.shift)
+
+        def value(u: jax.Array) -> jax.Array:
+            raw = shift @ u
+            theta = {p.name: jnp.exp(v) if p.name in law.linear else v for p, v in zip(law.params, raw, strict=True)}
+            r = jnp.log(law.predict(theta, {name: jnp.array(values) for name, values in x.items()})) - log_loss
+            rho = r**2 / 2
+            if loss.delta is not None:
+                rho = jnp.where(jnp.abs(r) <= loss.delta, rho, loss.delta * (jnp.abs(r) - loss.delta / 2))
+            return (weights * rho).sum()
+
+        expected = [np.array(f(jnp.array(u))) for f in (value, jax.grad(value), jax.hessian(value))]
+    found = objective.evaluate(u[None], weights[None])
+    np.testing.assert_allclose(found.value[0], expected[0], rtol=1e-10)
+    np.testing.assert_allclose(found.gradient[0], expected[1], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found.hessian[0], expected[2], rtol=1e-8, atol=1e-9)
+
+
+def test_unknown_law_and_bad_loss_are_refused() -> None:
+    with pytest.raises(InputError, match="choose from"):
+        law_named("kaplan")
+    with pytest.raises(InputError, match="positive"):
+        LossSpec.huber(0.0)
