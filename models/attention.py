@@ -4,10 +4,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from ladder.shape import MoeShape
-from models.layers import matrix, rms_norm
+from models.layers import Draw, rms_norm
 
 ROPE_THETA = 100.0  # at 64 positions and heads of 16; 1e4 cost 0.19 nats there (LOG.md, 2026-12-01)
 QUERY_SCALE = 1.3  # of Marin's MoE recipes: queries after their norm, before the usual 1/sqrt(head_dim)
@@ -17,7 +17,7 @@ def _rope_tables(seq_len: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
     half = head_dim // 2
     angles = np.outer(np.arange(seq_len), ROPE_THETA ** (-np.arange(half) / half))
     cos, sin = np.cos(angles), np.sin(angles)
-    return np.float32(np.concatenate([cos, cos], -1)), np.float32(np.concatenate([-sin, sin], -1))
+    return np.concatenate([cos, cos], -1).astype(np.float32), np.concatenate([-sin, sin], -1).astype(np.float32)
 
 
 def rope(x: Float[Array, "*B S H h"]) -> Float[Array, "*B S H h"]:
@@ -34,12 +34,11 @@ class Attention(eqx.Module):
     shape: MoeShape = eqx.field(static=True)
 
     @staticmethod
-    def init(shape: MoeShape, *, key: PRNGKeyArray) -> "Attention":
+    def init(shape: MoeShape, draw: Draw) -> "Attention":
         """Return attention with fresh weights."""
-        key_qkv, key_out = jax.random.split(key)
         width = shape.heads * shape.head_dim
-        qkv = matrix(key_qkv, (shape.hidden, width + 2 * shape.kv_heads * shape.head_dim))
-        return Attention(qkv, matrix(key_out, (width, shape.hidden)), shape)
+        qkv = draw.matrix(shape.hidden, width + 2 * shape.kv_heads * shape.head_dim)
+        return Attention(qkv, draw.matrix(width, shape.hidden), shape)
 
     def __call__(self, x: Float[Array, "B S d"]) -> Float[Array, "B S d"]:
         """Return the attention output for each position, which sees itself and those before it."""

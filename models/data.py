@@ -35,7 +35,7 @@ def read_corpus(folder: Path) -> Corpus:
     Raises InputError when the folder or a part is missing, or when the bytes are not those of the manifest.
     """
     manifest = read_manifest(folder)
-    texts = {}
+    texts: dict[str, np.ndarray] = {}
     for name in ("train", "validation", "test"):
         if name not in manifest.splits:
             raise InputError(f"corpus {folder} has no {name} text; build it anew.")
@@ -81,4 +81,5 @@ def eval_windows(text: UInt8[np.ndarray, " bytes"], seq_len: int) -> UInt8[np.nd
     windows = (len(text) - 1) // seq_len
     count = min(windows, EVAL_BYTES // seq_len)
     starts = np.arange(count) * windows // count * seq_len
-    return text[starts[:, None] + np.arange(seq_len + 1)]
+    chosen: np.ndarray = text[starts[:, None] + np.arange(seq_len + 1)]
+    return chosen

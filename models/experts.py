@@ -11,10 +11,10 @@ from typing import Protocol
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from ladder.shape import MoeShape
-from models.layers import matrix
+from models.layers import Draw
 from models.router import Routing
 
 
@@ -31,10 +31,9 @@ class Experts(eqx.Module):
     down: Float[Array, "E f d"]
 
     @staticmethod
-    def init(experts: int, hidden: int, width: int, *, key: PRNGKeyArray) -> "Experts":
+    def init(experts: int, hidden: int, width: int, draw: Draw) -> "Experts":
         """Return `experts` experts of width `width` with fresh weights."""
-        key_in, key_out = jax.random.split(key)
-        return Experts(matrix(key_in, (experts, hidden, 2 * width)), matrix(key_out, (experts, width, hidden)))
+        return Experts(draw.matrix(experts, hidden, 2 * width), draw.matrix(experts, width, hidden))
 
 
 class Dispatch(Protocol):
@@ -50,9 +49,7 @@ def capacity(shape: MoeShape, capacity_factor: float, tokens: int) -> int:
     return min(tokens, math.ceil(capacity_factor * tokens * shape.top_k / shape.experts))
 
 
-def dense(
-    experts: Experts, x: Float[Array, "T d"], routing: Routing
-) -> tuple[Float[Array, "T d"], Float[Array, ""]]:
+def dense(experts: Experts, x: Float[Array, "T d"], routing: Routing) -> tuple[Float[Array, "T d"], Float[Array, ""]]:
     """Run every expert on every token and weight the outputs; nothing is dropped."""
     weights = jnp.sum(jnp.where(routing.chosen, routing.weights[:, None], 0.0), axis=0)
     hidden = swiglu(jnp.einsum("td,edf->etf", x, experts.gate_up))

@@ -1,5 +1,7 @@
 """What every part of the model is made of: a fresh matrix, and root-mean-square normalisation."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -7,13 +9,25 @@ from jaxtyping import Array, Float, PRNGKeyArray
 NORM_EPSILON = 1e-6
 
 
-def matrix(key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Return a matrix, or a stack of them, [..., fan_in, fan_out]: normal, cut at 3 sigma, sigma = 0.5 / sqrt(fan_in).
+class Draw:
+    """Hands out fresh matrices, cut from one long vector of normals.
 
-    The scale of Marin's MoE recipes. AdamH keeps it for good, so it is a choice about the trained model as well.
+    One draw for the whole model, because each separate one is compiled: 6 s against 1 s for two layers on a CPU.
     """
-    sigma = 0.5 / shape[-2] ** 0.5
-    return sigma * jax.random.truncated_normal(key, -3.0, 3.0, shape, jnp.float32)
+
+    def __init__(self, size: int, *, key: PRNGKeyArray) -> None:
+        self._normals = jax.random.truncated_normal(key, -3.0, 3.0, (size,), jnp.float32)
+        self._used = 0
+
+    def matrix(self, *shape: int) -> Float[Array, "..."]:
+        """Return a matrix, or a stack, [..., fan_in, fan_out]: normal, cut at 3 sigma, sigma = 0.5 / sqrt(fan_in).
+
+        The scale of Marin's MoE recipes. AdamH keeps it for good, so it is a choice about the trained model as well.
+        """
+        first, self._used = self._used, self._used + math.prod(shape)
+        part: Array = self._normals[first : self._used]
+        drawn: Array = 0.5 / shape[-2] ** 0.5 * part.reshape(shape)
+        return drawn
 
 
 def rms_norm(x: Float[Array, "... d"]) -> Float[Array, "... d"]:

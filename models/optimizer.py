@@ -44,9 +44,13 @@ def parameter_groups(params: PyTree) -> PyTree:
     def group(path: Any, leaf: Array) -> Group:
         name = getattr(path[-1], "name", str(path[-1]))
         if name not in GROUPS:
-            raise ValueError(f"parameter {jax.tree_util.keystr(path)} is in no optimizer group; add {name!r} to GROUPS.")
+            raise ValueError(
+                f"parameter {jax.tree_util.keystr(path)} is in no optimizer group; add {name!r} to GROUPS."
+            )
         if GROUPS[name] is Group.ADAMH and leaf.ndim < 2:
-            raise ValueError(f"parameter {jax.tree_util.keystr(path)} has shape {leaf.shape}, which AdamH cannot train.")
+            raise ValueError(
+                f"parameter {jax.tree_util.keystr(path)} has shape {leaf.shape}, which AdamH cannot train."
+            )
         return GROUPS[name]
 
     return jax.tree_util.tree_map_with_path(group, params)
@@ -65,7 +69,7 @@ class Rates(NamedTuple):
 class AdamHState(NamedTuple):
     """Updates made, and Adam's two moments."""
 
-    count: Int[Array, ""]
+    updates: Int[Array, ""]
     mean: PyTree
     square: PyTree
 
@@ -100,11 +104,11 @@ def adamh(groups: PyTree) -> optax.GradientTransformationExtraArgs:
     def update(
         grads: PyTree, state: AdamHState, params: PyTree | None = None, *, rates: Rates, **_: Any
     ) -> tuple[PyTree, AdamHState]:
-        count = state.count + 1
+        updates = state.updates + 1
         mean = jax.tree.map(lambda m, g: rates.beta1 * m + (1 - rates.beta1) * g, state.mean, grads)
         square = jax.tree.map(lambda s, g: rates.beta2 * s + (1 - rates.beta2) * g * g, state.square, grads)
-        unbias1 = 1 - rates.beta1**count
-        unbias2 = 1 - rates.beta2**count
+        unbias1 = 1 - rates.beta1**updates
+        unbias2 = 1 - rates.beta2**updates
 
         def step(group: Group, m: Array, s: Array, w: Array) -> Array:
             direction = (m / unbias1) / (jnp.sqrt(s / unbias2) + rates.epsilon)
@@ -112,7 +116,7 @@ def adamh(groups: PyTree) -> optax.GradientTransformationExtraArgs:
                 return -rates.adam * direction
             return adamh_step(w, direction, rates.adamh)
 
-        return jax.tree.map(step, groups, mean, square, params), AdamHState(count, mean, square)
+        return jax.tree.map(step, groups, mean, square, params), AdamHState(updates, mean, square)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

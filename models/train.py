@@ -4,7 +4,6 @@ At tiny sizes a step takes a millisecond and calling it from Python as long, so 
 program. Its bounds, seed, rates and schedule are run-time arguments: it is compiled once for a shape and batch.
 """
 
-import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt8
 from ladder.rung import Rung
 from ladder.shape import MoeShape
 from models.data import batch_at
-from models.experts import Gather, capacity
+from models.experts import Gather
 from models.optimizer import AdamHState, Rates, adamh, clip_by_global_norm, parameter_groups
 from models.schedule import wsd
 from models.transformer import Transformer, token_losses

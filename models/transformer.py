@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from ladder.counts import count_params
 from ladder.shape import MoeShape
 from models.attention import Attention
 from models.experts import Dispatch, Experts, swiglu
-from models.layers import matrix, rms_norm
+from models.layers import Draw, rms_norm
 from models.router import balanced_bias, expert_load, load_entropy, route
 
 
@@ -39,17 +40,16 @@ class Block(eqx.Module):
     shared: Experts
 
     @staticmethod
-    def init(shape: MoeShape, *, key: PRNGKeyArray) -> "Block":
+    def init(shape: MoeShape, draw: Draw) -> "Block":
         """Return a block with fresh weights and gains of one."""
-        keys = jax.random.split(key, 4)
         gain = jnp.ones(shape.hidden)
         return Block(
             gain,
-            Attention.init(shape, key=keys[0]),
+            Attention.init(shape, draw),
             gain,
-            matrix(keys[1], (shape.hidden, shape.experts)),
-            Experts.init(shape.experts, shape.hidden, shape.expert_width, key=keys[2]),
-            Experts.init(shape.shared_experts, shape.hidden, shape.shared_width, key=keys[3]),
+            draw.matrix(shape.hidden, shape.experts),
+            Experts.init(shape.experts, shape.hidden, shape.expert_width, draw),
+            Experts.init(shape.shared_experts, shape.hidden, shape.shared_width, draw),
         )
 
     def __call__(
@@ -78,13 +78,13 @@ class Transformer(eqx.Module):
 
     @staticmethod
     def init(shape: MoeShape, *, key: PRNGKeyArray) -> "Transformer":
-        """Return a model with fresh weights; see `models.layers.matrix` for their scale."""
-        key_embedding, key_head, *keys = jax.random.split(key, 2 + shape.layers)
+        """Return a model with fresh weights; see `models.layers.Draw` for their scale."""
+        draw = Draw(count_params(shape).total, key=key)
         return Transformer(
-            matrix(key_embedding, (shape.hidden, shape.vocab_size)).T,
-            tuple(Block.init(shape, key=key) for key in keys),
+            draw.matrix(shape.hidden, shape.vocab_size).T,
+            tuple(Block.init(shape, draw) for _ in range(shape.layers)),
             jnp.ones(shape.hidden),
-            matrix(key_head, (shape.hidden, shape.vocab_size)),
+            draw.matrix(shape.hidden, shape.vocab_size),
             shape,
         )
 

@@ -1,0 +1,90 @@
+"""From the records of a study's runs to its run table."""
+
+import pandas as pd
+
+from ladder.errors import InputError
+from ladder.records import sha256_file
+from ladder.rung import Ladder, Rung
+from ladder.runs import ExcludedReason, RunStatus, RunTable
+from ladder.study import Study
+from models.evaluate import Evaluation
+from models.run import RunRecord, read_record
+
+METRICS = {"validation": "validation/loss", "test": "test/loss"}  # held-out text: name in the run table
+
+
+def collect_runs(study: Study, ladder: Ladder) -> RunTable:
+    """Write and return the run table of all runs of `ladder` that have a record, one row a run and held-out text.
+
+    Losses are in nats per token; bits per byte stand beside them. A diverged run keeps its rows, without a loss and
+    with its reason. Raises InputError when no run has ended yet.
+    """
+    rows = []
+    for rung in ladder.rungs:
+        for seed in rung.seeds:
+            path = study.run(rung.run_id(seed)) / "record.json"
+            if path.exists():
+                record = read_record(path)
+                digest = sha256_file(path)
+                rows += [_row(rung, record, text, metric, digest) for text, metric in METRICS.items()]
+    if not rows:
+        raise InputError(f"no run of {study.ladder} has ended; start them with `foretell train run`.")
+    table = RunTable.of(pd.DataFrame(rows), str(study.runs))
+    table.save(study.runs)
+    return table
+
+
+def _row(rung: Rung, record: RunRecord, text: str, metric: str, digest: str) -> dict[str, object]:
+    counts, shape = rung.counts, rung.shape
+    diverged = record.status is RunStatus.DIVERGED
+    evaluation: Evaluation | None = record.evaluations.get(text)
+    return {
+        "run_id": record.run_id,
+        "rung_id": rung.rung_id,
+        "role": str(rung.role),
+        "recipe": rung.recipe,
+        "source": "foretell",
+        "trunk_id": record.run_id,
+        "status": str(record.status),
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "budget": float(rung.budget),
+        "compute": float(rung.compute),
+        "flop_convention": str(rung.flop_convention),
+        "active_params": counts.active,
+        "total_params": counts.total,
+        "nonembedding_active_params": counts.nonembedding_active,
+        "embedding_params": counts.embedding,
+        "tokens": rung.tokens,
+        "unique_tokens": rung.tokens,
+        "tokens_per_param": rung.tokens / counts.active,
+        "experts": shape.experts,
+        "top_k": shape.top_k,
+        "granularity": 4 * shape.hidden / shape.expert_width if shape.expert_width else None,
+        "shared_experts": shape.shared_experts,
+        "capacity_factor": rung.capacity_factor,
+        "drop_mode": "dropless",
+        "seq_len": shape.seq_len,
+        "batch_seqs": rung.batch_seqs,
+        "batch_tokens": rung.batch_tokens,
+        "steps": rung.steps,
+        "optimizer": rung.optimizer.name,
+        "lr_peak": rung.optimizer.matrix_lr,
+        "schedule": "wsd",
+        "seed": record.seed,
+        "data_mix": record.corpus_sha256,
+        "tokenizer": "bytes",
+        "eval_set": f"{text}:{record.corpus_sha256}",
+        "metric": metric,
+        "loss_unit": "nats_per_token",
+        "loss": evaluation.nats_per_token if evaluation else None,
+        "loss_se": evaluation.standard_error if evaluation else None,
+        "bits_per_byte": evaluation.bits_per_byte if evaluation else None,
+        "eval_step": record.steps_done,
+        "drop_fraction": record.drop_fraction,
+        "tokens_per_second": record.tokens_per_second,
+        "device": record.device,
+        "mfu": record.peak_fraction,
+        "excluded_reason": str(ExcludedReason.DIVERGED) if diverged else None,
+        "provenance": digest,
+    }
