@@ -1,5 +1,8 @@
 """Run tables from one FLOP convention to another, where their columns allow; refusal to mix conventions."""
 
+from collections.abc import Hashable
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -46,7 +49,7 @@ def convert_compute(table: RunTable, to: FlopConvention, ladder: Ladder | None =
     return RunTable.of(frame)
 
 
-def _converted(row: dict[str, object], index: int, to: FlopConvention, shapes: dict[str, float]) -> float:
+def _converted(row: dict[Hashable, Any], index: int, to: FlopConvention, shapes: dict[str, float]) -> float:
     source = FlopConvention(str(row["flop_convention"]))
     if source is to:
         return _number(row, index, "compute", to)
@@ -63,7 +66,7 @@ def _converted(row: dict[str, object], index: int, to: FlopConvention, shapes: d
     )
 
 
-def _number(row: dict[str, object], index: int, column: str, to: FlopConvention) -> float:
+def _number(row: dict[Hashable, Any], index: int, column: str, to: FlopConvention) -> float:
     value = row[column]
     if not isinstance(value, float) or np.isnan(value):
         raise InputError(f"row {index}, column {column}: no value, but {to} needs one; add it or give the ladder.")

@@ -1,0 +1,98 @@
+"""How fast ladders are planned: the default ladder from the command line, and 10,000 candidate shapes with counts.
+
+Prints one JSON line. Each planning is paired with a bare start of the same interpreter, so that a slow machine shows
+in both; times are medians. Exits 1 when the default ladder takes a second or more of wall time, or the candidates
+three.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ladder.counts import count_params
+from ladder.flops import FlopConvention, training_flops_per_token
+from ladder.recipe import RECIPES
+
+PLAN_SECONDS, CANDIDATE_SECONDS = 1.0, 3.0  # what the planner promises
+CANDIDATES = 10_000
+
+
+def _seconds(arguments: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    return time.perf_counter() - started
+
+
+def plan_times(repetitions: int) -> tuple[list[float], list[float]]:
+    """Return wall seconds of planning the default ladder and of a bare interpreter, alternating."""
+    planned, bare = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for index in range(repetitions):
+            bare.append(_seconds(["-c", "pass"]))
+            planned.append(_seconds(["-c", PLAN, "ladder", "plan", "-o", f"{folder}/{index}.json", "--json"]))
+    return planned, bare
+
+
+PLAN = "import foretell; foretell.main()"
+
+
+def imported_by_planning() -> list[str]:
+    """Return which heavy packages planning imports; there should be none."""
+    probe = (
+        "import sys, foretell\n"
+        "try: foretell.main()\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('jax', 'pandas', 'numpy', 'pydantic', 'matplotlib') if name in sys.modules])"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", probe, "ladder", "plan", "-o", f"{folder}/L.json", "--json"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    return [str(name) for name in json.loads(done.stdout.splitlines()[-1].replace("'", '"'))]
+
+
+def candidate_seconds() -> float:
+    """Return seconds for 10,000 shapes of all recipes with counts and FLOPs under every convention."""
+    started = time.perf_counter()
+    made = 0
+    while made < CANDIDATES:
+        for recipe in RECIPES.values():
+            for hidden in recipe.widths():
+                shape = recipe.shape(hidden)
+                count_params(shape)
+                for convention in FlopConvention:
+                    training_flops_per_token(shape, convention)
+                made += 1
+    return (time.perf_counter() - started) * CANDIDATES / made
+
+
+def main() -> int:
+    """Run the benchmark and return its exit code."""
+    parser = argparse.ArgumentParser(description="Time the planning of ladders.")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="not needed; there for uniformity")
+    parser.add_argument("--repetitions", type=int, default=7)
+    arguments = parser.parse_args()
+    planned, bare = plan_times(arguments.repetitions)
+    candidates, heavy = candidate_seconds(), imported_by_planning()
+    result = {
+        "plan_seconds": round(statistics.median(planned), 3),
+        "plan_seconds_worst": round(max(planned), 3),
+        "interpreter_seconds": round(statistics.median(bare), 3),
+        "plan_over_interpreter": round(statistics.median(p / b for p, b in zip(planned, bare, strict=True)), 1),
+        "candidates": CANDIDATES,
+        "candidate_seconds": round(candidates, 3),
+        "heavy_imports": heavy,
+    }
+    print(json.dumps(result))
+    return int(result["plan_seconds"] >= PLAN_SECONDS or candidates >= CANDIDATE_SECONDS or bool(heavy))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
