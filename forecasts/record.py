@@ -5,8 +5,10 @@ distribution, what would count as a hit, who or what resolves it, and what of th
 canonical JSON file that is never edited; its digest is over those bytes. A check is a second file.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from fits.predictive import Predictive
@@ -32,18 +34,31 @@ class Outcome(StrEnum):
 
     HIT = "hit"
     MISS = "miss"
-    ANNULLED = "annulled"
-    AMBIGUOUS = "ambiguous"
+    ANNULLED = "annulled"  # the registered run did not take place as described
+    AMBIGUOUS = "ambiguous"  # some of the registered runs are missing
+
+
+class EvidenceLevel(StrEnum):
+    """What shows that a forecast came before its outcome, weakest first."""
+
+    NONE = "none"
+    LOCAL_CHAIN = "local chain"
+    PUBLIC_COMMIT = "public commit"
+    TIME_STAMP = "independent time stamp"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What number is forecast: its name in the run table, unit, and the data and tokenizer it is measured with."""
+    """What number is forecast: its name in the run table, unit, and the data and tokenizer it is measured with.
+
+    `evaluated_at` says which weights are evaluated; the last evaluated step of the run is the only one known.
+    """
 
     name: str
     unit: str
     eval_set: str
     tokenizer: str
+    evaluated_at: str = "final step"
 
 
 @dataclass(frozen=True)
@@ -64,22 +79,29 @@ class Target:
     seeds: tuple[int, ...]
     metric: Metric
 
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise InputError(f"seeds={self.seeds} of target {self.rung_name} must be distinct and at least one.")
+
 
 @dataclass(frozen=True)
 class ForecastModel:
     """One predictive distribution under a name, with its quantile table.
 
     Attributes:
-        name: name of the law or policy.
-        fit: digest of the fit.json it came from.
-        predictive: distribution of the observed loss of the target (`interval_kind` observation).
-        quantiles: losses at `QUANTILE_LEVELS`.
+        name: name of the fit, as in fits/<name>.json; unique within a forecast.
+        fit_sha256: digest of that file.
+        predictive: distribution of the target's observed loss.
+        quantiles: losses at `QUANTILE_LEVELS`. There is no mean: the mean of a loss whose logarithm is Student-t
+            is infinite.
+        interval_kind: observation (where the next run lands), as against mean (where the curve is).
     """
 
     name: str
     fit_sha256: str
     predictive: Predictive
     quantiles: tuple[float, ...]
+    interval_kind: str = "observation"
 
     def __post_init__(self) -> None:
         if len(self.quantiles) != len(QUANTILE_LEVELS) or list(self.quantiles) != sorted(self.quantiles):
@@ -102,20 +124,40 @@ class DecisionRule:
     claimed_error: float | None
     not_claimed: str
 
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise InputError(f"level={self.level} must lie strictly between 0 and 1, such as 0.9.")
+        if self.claimed_error is not None and not 0 < self.claimed_error < 1:
+            raise InputError(f"claimed_error={self.claimed_error} is a fraction of the loss, such as 0.01 for 1 %.")
+
 
 @dataclass(frozen=True)
 class Resolution:
-    """How the forecast is resolved: from which run table rows, by whom, until when, and what annuls it."""
+    """How the forecast is resolved: from which run table rows, by whom, until when, and what annuls it.
+
+    `tolerance` is the relative deviation of realised compute or tokens beyond which the target counts as another run.
+    """
 
     source: str
     resolver: str
     latest: str | None
     annul_if: tuple[str, ...]
+    tolerance: float = 0.02
 
 
 @dataclass(frozen=True)
 class DataStatement:
-    """What was used and what had been seen: the freedom there was."""
+    """What was used and what had been seen: the freedom there was.
+
+    Attributes:
+        runs_sha256: digest of the run table the fits were made from.
+        runs_used: rows that entered the main fit.
+        runs_excluded: rows of the metric that did not, by reason.
+        budgets: budgets of the rows used, ascending.
+        seen: what of the target had been seen.
+        selection_freedom: laws and metrics that were tried before these were chosen.
+        declared_leaks: ids of runs of the target's rung, or of its compute or more, that were used knowingly.
+    """
 
     runs_sha256: str
     runs_used: int
@@ -123,13 +165,18 @@ class DataStatement:
     budgets: tuple[int, ...]
     seen: SeenState
     selection_freedom: str
+    declared_leaks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Forecast:
     """A forecast of one metric of one run; `main` is scored, `comparators` are baselines frozen beside it.
 
-    `extrapolation_factor` holds target over largest fitted value by column: compute, active_params, tokens.
+    Attributes:
+        confirmatory: made before anything of the target could be seen; exploratory otherwise.
+        supersedes: id of an earlier registered forecast that this one amends; both are scored.
+        extrapolation_factor: target over largest fitted value by column: compute, active_params, tokens.
+        inputs: run table, ladder and fits by digest.
     """
 
     title: str
@@ -147,14 +194,37 @@ class Forecast:
     provenance: Provenance
     rationale: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.title.strip() or not self.authors:
+            raise InputError("a forecast needs a title and at least one author.")
+        names = [model.name for model in self.models]
+        if len(set(names)) != len(names):
+            raise InputError(f"forecast {self.title!r} names a model twice ({', '.join(names)}); names are unique.")
+        if self.confirmatory and (self.data.seen is not SeenState.NOT_STARTED or self.data.declared_leaks):
+            raise InputError(
+                f"forecast {self.title!r} cannot be confirmatory: the target had started or leaks are declared. "
+                "Mark it exploratory."
+            )
+
+    @property
+    def models(self) -> tuple[ForecastModel, ...]:
+        """The main model, then the comparators."""
+        return (self.main, *self.comparators)
+
     def to_json(self) -> bytes:
         """Return the canonical bytes, over which the digest is taken."""
         return canonical_json({"schema": FORECAST_SCHEMA, **to_plain(self)})
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Digest of the canonical bytes; identity of the forecast."""
         return sha256_bytes(self.to_json())
+
+    @property
+    def forecast_id(self) -> str:
+        """Name of the registered file without suffix: date of drafting, slug of the title, start of the digest."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:48].strip("-") or "forecast"
+        return f"{self.provenance.created_at[:10]}--{slug}--{self.sha256[:8]}"
 
 
 def read_forecast(path: Path) -> Forecast:
@@ -165,15 +235,19 @@ def read_forecast(path: Path) -> Forecast:
 
 @dataclass(frozen=True)
 class ModelScore:
-    """Scores of one predictive distribution against the outcome; losses in the metric's unit.
+    """Scores of one predictive distribution against the outcome; forecasts.scores states each formula.
 
     Attributes:
+        name: the model's name in the forecast.
         relative_error: forecast median over outcome, minus one (positive: forecast too high).
         pit: probability the forecast gave to a loss at or below the outcome.
-        crps: continuous ranked probability score, in the loss's unit.
+        z: ln outcome minus ln median, in units of half the central 68.27 % interval of ln L.
+        crps: continuous ranked probability score of ln L: 0.01 is about one percent of the loss.
         interval_score: Winkler score of the rule's interval, in the loss's unit.
         wis: weighted interval score over the quantile table, in the loss's unit.
-        log_score: minus log density of ln L at the outcome.
+        log_score: minus log density of ln L at the outcome, density floored at 1e-6.
+        inside: whether the outcome lies in the rule's interval.
+        pinball: pinball loss at each of `QUANTILE_LEVELS`, in the loss's unit.
     """
 
     name: str
@@ -185,6 +259,7 @@ class ModelScore:
     wis: float
     log_score: float
     inside: bool
+    pinball: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,13 +268,15 @@ class Check:
 
     Attributes:
         forecast_id, forecast_sha256: which forecast, by file stem and digest.
-        observed: mean loss of the target's runs; `observed_se` its standard error over seeds, None for one run.
-        runs: digest of the run table, and the run ids that resolved it.
+        observed: mean loss of the target's runs, None where none has a loss.
+        observed_se: its standard error over seeds, None for one run.
+        run_ids: the runs that resolved it; `runs_sha256` is the digest of their table.
         outcome: hit, miss, annulled, ambiguous.
-        main, comparators: scores; None where annulled.
-        skill: 1 - CRPS of main over CRPS of the comparator, by name.
-        deviations: what differed from the registered target.
+        main, comparators: scores; None and empty where annulled, provisional where ambiguous.
+        skill: 1 - CRPS of main over CRPS of the comparator, by name; positive where main was better.
+        deviations: what differed from the registered target, within the tolerance or beyond.
         evidence_level: strongest evidence that the forecast preceded the outcome.
+        resolver: who or what resolved it.
     """
 
     forecast_id: str
