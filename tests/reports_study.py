@@ -1,0 +1,133 @@
+"""A small synthetic study for the tests of reports: a real ladder, run rows from a known law, metrics of every run."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ladder.generate import plan_isoflop
+from ladder.recipe import recipe_named
+from ladder.rung import Ladder, Rung
+from ladder.runs import RunTable
+from ladder.study import Study
+
+BUDGETS = (3 * 10**10, 65 * 10**9, 14 * 10**10, 3 * 10**11)
+TARGET_BUDGET = 3 * 10**12
+TEST, VAL = "test/loss", "val/loss"
+SEED_SD = 0.008  # relative, as measured on the tiny ladder
+
+
+def plan() -> Ladder:
+    """Return the ladder of the default demo."""
+    return plan_isoflop(
+        recipe_named("tiny-cpu"),
+        list(BUDGETS),
+        sizes=4,
+        held_out=[TARGET_BUDGET],
+        held_out_seeds=2,
+        replicates={BUDGETS[1]: 2},
+    )
+
+
+def true_loss(rung: Rung) -> float:
+    """Return the noiseless loss in nats per byte: E + A/N^alpha + B/D^beta with non-embedding active N."""
+    n, d = rung.counts.nonembedding_active, rung.tokens
+    return 0.85 + 22.0 / math.pow(n, 0.4) + 128.0 / math.pow(d, 0.4)
+
+
+def run_rows(rung: Rung, seed: int, started_at: str, finished_at: str, shift: float = 0.0) -> list[dict[str, object]]:
+    """Return the rows of one finished run, one a metric; `shift` is a relative error of the true law."""
+    noise = np.random.default_rng([seed, rung.budget % 97, rung.shape.hidden]).normal()
+    loss = true_loss(rung) * math.exp(SEED_SD * noise + shift)
+    counts, shape = rung.counts, rung.shape
+    row = {
+        "run_id": rung.run_id(seed),
+        "rung_id": rung.rung_id,
+        "role": str(rung.role),
+        "recipe": rung.recipe,
+        "source": "synthetic",
+        "status": "finished",
+        "started_at": started_at,
+        "finished_at": finished_at,
+        "budget": float(rung.budget),
+        "compute": float(rung.compute),
+        "flop_convention": str(rung.flop_convention),
+        "active_params": float(counts.active),
+        "total_params": float(counts.total),
+        "nonembedding_active_params": float(counts.nonembedding_active),
+        "embedding_params": float(counts.embedding),
+        "tokens": float(rung.tokens),
+        "tokens_per_param": rung.tokens / counts.active,
+        "experts": float(shape.experts),
+        "top_k": float(shape.top_k),
+        "seq_len": float(shape.seq_len),
+        "batch_seqs": float(rung.batch_seqs),
+        "batch_tokens": float(rung.batch_tokens),
+        "steps": float(rung.steps),
+        "seed": float(seed),
+        "eval_set": "docstrings-test",
+        "tokenizer": "bytes",
+        "loss_unit": "nats_per_token",
+        "eval_step": float(rung.steps),
+        "drop_fraction": 0.004,
+        "device": "cpu",
+    }
+    return [{**row, "metric": TEST, "loss": loss}, {**row, "metric": VAL, "loss": loss * 0.996}]
+
+
+def write_metrics(study: Study, rung: Rung, seed: int) -> None:
+    """Write a metrics.jsonl like the trainer's: a falling training loss and router health, every few steps."""
+    lines = []
+    for step in np.unique(np.linspace(1, rung.steps, 40).astype(int)):
+        fraction = step / rung.steps
+        loss = true_loss(rung) + (5.545 - true_loss(rung)) * math.exp(-5 * math.sqrt(fraction))
+        lines.append(
+            {
+                "step": int(step),
+                "tokens": int(step) * rung.batch_tokens,
+                "train/loss": loss,
+                "moe/drop_fraction": 0.02 * (1 - 0.7 * fraction),
+                "moe/max_load": 1.5 - 0.2 * fraction,
+            }
+        )
+    folder = study.run(rung.run_id(seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_fit_runs(study: Study, ladder: Ladder) -> RunTable:
+    """Write ladder.json, the run table of all fit rungs (one run diverged) and their metrics; return the table."""
+    ladder.save(study.ladder)
+    rows = []
+    for index, rung in enumerate(ladder.fit_rungs):
+        for seed in rung.seeds:
+            rows += run_rows(
+                rung, seed, f"2026-01-01T00:{index:02d}:00.000000Z", f"2026-01-01T00:{index:02d}:30.000000Z"
+            )
+            write_metrics(study, rung, seed)
+    for row in rows[-2:]:
+        row.update(status="diverged", excluded_reason="diverged", loss=math.nan)
+    table = RunTable.of(pd.DataFrame(rows))
+    table.save(study.runs)
+    return table
+
+
+def write_held_out_runs(
+    study: Study, ladder: Ladder, started_at: str, finished_at: str, shift: float = 0.0
+) -> RunTable:
+    """Add the held-out runs to the run table and return it."""
+    (rung,) = ladder.held_out_rungs
+    rows = []
+    for seed in rung.seeds:
+        rows += run_rows(rung, seed, started_at, finished_at, shift)
+        write_metrics(study, rung, seed)
+    table = RunTable.of(pd.concat([pd.read_parquet(study.runs), pd.DataFrame(rows)], ignore_index=True))
+    table.save(study.runs)
+    return table
+
+
+def study_at(folder: Path) -> Study:
+    """Return the study in `folder`."""
+    return Study(folder)
