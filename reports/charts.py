@@ -1,7 +1,7 @@
 """The figures that only a report has: the forecast card, training curves and router health.
 
-Each is a function that returns a tidy frame and one that draws it on axes it is given. Colours are those of the
-Okabe-Ito palette, which people with any colour vision tell apart.
+Each is a function that returns a tidy frame and one that draws it on axes it is given. Colours are those of
+`fits.plots`.
 """
 
 import json
@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.transforms import blended_transform_factory
 
+from fits.plots import COMPUTE_MAP, CURVE, GRID, HELD_OUT
 from forecasts.record import QUANTILE_LEVELS, Check, Forecast
 from ladder.errors import InputError
 
-MAIN, COMPARATOR, OBSERVED, SOFT = "#0072b2", "#8a929b", "#d55e00", "#57606a"
+COMPARATOR = "#8a929b"
 BANDS = ((0.025, 0.975, 1.4), (0.05, 0.95, 4.0), (0.25, 0.75, 9.0))  # lower level, upper level, width in points
-COMPUTE_MAP = colormaps["viridis"]
 
 
-def compute_norm(budgets: pd.Series) -> LogNorm:
-    """Return the colour scale of compute, logarithmic, its pale end left out so that lines show on white."""
-    return LogNorm(budgets.min(), budgets.max() * 1.6)
+def compute_norm(compute_range: tuple[float, float]) -> LogNorm:
+    """Return the colour scale of compute that the figures of `fits.plots` have for the same range."""
+    low, high = compute_range
+    return LogNorm(low, max(high, low * 1.01) * 1.6)  # the light end is left out
 
 
 def card_frame(forecast: Forecast, check: Check | None) -> pd.DataFrame:
@@ -44,7 +44,7 @@ def card_frame(forecast: Forecast, check: Check | None) -> pd.DataFrame:
 def draw_card(ax: Axes, frame: pd.DataFrame, unit: str) -> Axes:
     """Draw each model's predictive distribution as an interval glyph and the observed loss as a star."""
     for row, record in enumerate(frame.to_dict("records")):
-        colour = MAIN if record["role"] == "main" else COMPARATOR
+        colour = CURVE if record["role"] == "main" else COMPARATOR
         for low, high, width in BANDS:
             span = [record[f"q{low:g}"], record[f"q{high:g}"]]
             ax.plot(span, [row, row], color=colour, lw=width, solid_capstyle="butt", zorder=3)
@@ -56,16 +56,16 @@ def draw_card(ax: Axes, frame: pd.DataFrame, unit: str) -> Axes:
     observed, error = frame[["observed", "observed_se"]].iloc[0]
     if np.isfinite(observed):
         if np.isfinite(error):
-            ax.axvspan(observed - error, observed + error, color=OBSERVED, alpha=0.18, lw=0, zorder=1)
-        ax.axvline(observed, color=OBSERVED, lw=1.1, zorder=2)
+            ax.axvspan(observed - error, observed + error, color=HELD_OUT, alpha=0.18, lw=0, zorder=1)
+        ax.axvline(observed, color=HELD_OUT, lw=1.1, zorder=2)
         place = blended_transform_factory(ax.transData, ax.transAxes)
-        ax.plot(observed, 1.0, marker="*", ms=13, color=OBSERVED, mec="white", mew=0.8, transform=place, clip_on=False)
+        ax.plot(observed, 1.0, marker="*", ms=13, color=HELD_OUT, mec="white", mew=0.8, transform=place, clip_on=False)
         ax.annotate(
-            "observed", (observed, 1.0), xycoords=place, xytext=(9, 1), textcoords="offset points", color=OBSERVED
+            "observed", (observed, 1.0), xycoords=place, xytext=(9, 1), textcoords="offset points", color=HELD_OUT
         )
     ax.set_xlabel(unit)
     ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x", color="#e3e6ea", lw=0.6)
+    ax.grid(axis="x", color=GRID, lw=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)
     return ax
@@ -109,14 +109,14 @@ def metrics_frame(folder_of: Mapping[str, Path], runs: pd.DataFrame, keys: tuple
     return pd.DataFrame(rows, columns=columns)
 
 
-def draw_curves(ax: Axes, frame: pd.DataFrame, x: str, y: str) -> Axes:
-    """Draw `y` against `x`, one line a run, coloured by budget; held-out runs are drawn in black on top."""
-    scale = compute_norm(frame["budget"])
+def draw_curves(ax: Axes, frame: pd.DataFrame, x: str, y: str, compute_range: tuple[float, float]) -> Axes:
+    """Draw `y` against `x`, one line a run, coloured by budget; held-out runs have the colour of the star."""
+    scale = compute_norm(compute_range)
     for _, run in frame.groupby("run_id", sort=False):
         run = run.dropna(subset=[y])
         held_out = (run["role"] == "held_out").any()
-        colour = "black" if held_out else COMPUTE_MAP(scale(run["budget"].iloc[0]))
+        colour = HELD_OUT if held_out else COMPUTE_MAP(scale(run["budget"].iloc[0]))
         ax.plot(run[x], run[y], color=colour, lw=1.1 if held_out else 0.8, zorder=3 if held_out else 2)
-    ax.grid(color="#e3e6ea", lw=0.6)
+    ax.grid(color=GRID, lw=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     return ax

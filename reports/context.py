@@ -49,7 +49,7 @@ class Verdict:
     registered_date: str
     registered_clock: str
     evidence: str
-    evidence_meaning: str
+    evidence_remark: str
     confirmatory: bool
     observed: str = ""
     observed_se: str = ""
@@ -146,6 +146,7 @@ class ReportContext:
     authors: str
     rationale: str
     supersedes: str
+    superseded_by: str
     subject: Subject
     verdict: Verdict
     rule: Rule

@@ -8,14 +8,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.cm import ScalarMappable
 
+from fits.plots import COMPUTE_MAP
 from forecasts.record import Check, Forecast
-from ladder.units import format_loss, format_percent
-from reports.charts import BANDS, COMPUTE_MAP, card_frame, compute_norm, draw_card, draw_curves, metrics_frame
+from ladder.units import format_flops, format_loss, format_percent
+from reports.charts import BANDS, card_frame, compute_norm, draw_card, draw_curves, metrics_frame
 from reports.svg import canvas, to_svg
 from reports.wording import format_level, readable_unit
 
 WIDTH = 6.4  # inches; 614 CSS pixels, a little less than the text is wide
-TRAIN_LOSS, DROPS, MAX_LOAD = "train/loss", "moe/drop_fraction", "moe/max_load"
+TRAIN_LOSS, DROPS, MAX_LOAD = "loss", "drop_fraction", "max_load"  # keys of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ def card_figure(forecast: Forecast, check: Check | None) -> Figure:
     return Figure("card", "Forecast card", svg, csv_bytes(frame), alt, caption)
 
 
-def curves_figure(folders: Mapping[str, Path], runs: pd.DataFrame, unit: str) -> Figure | None:
+def curves_figure(
+    folders: Mapping[str, Path], runs: pd.DataFrame, unit: str, compute_range: tuple[float, float]
+) -> Figure | None:
     """Return training loss against tokens for every run that logged it, or None when none did."""
     frame = metrics_frame(folders, runs, (TRAIN_LOSS,))
     if frame.empty:
@@ -84,18 +87,22 @@ def curves_figure(folders: Mapping[str, Path], runs: pd.DataFrame, unit: str) ->
     )
     with canvas(WIDTH, 3.1) as figure:
         ax = figure.add_subplot()
-        draw_curves(ax, frame, "tokens", TRAIN_LOSS)
+        draw_curves(ax, frame, "tokens", TRAIN_LOSS, compute_range)
         ax.set_xscale("log")
         ax.set_xlabel("training tokens")
         ax.set_ylabel(f"training loss ({unit})")
-        figure.colorbar(ScalarMappable(compute_norm(frame["budget"]), COMPUTE_MAP), ax=ax, label="budget (FLOPs)")
+        colours = ScalarMappable(compute_norm(compute_range), COMPUTE_MAP)
+        budgets = sorted(frame.loc[frame["role"] != "held_out", "budget"].unique())
+        bar = figure.colorbar(colours, ax=ax, label="budget (FLOPs)", ticks=budgets)
+        bar.ax.set_yticklabels([format_flops(budget) for budget in budgets])
+        bar.ax.minorticks_off()
         svg = to_svg(figure, "training_curves", alt)
-    held_out = " Black: the held-out runs." if (frame["role"] == "held_out").any() else ""
+    held_out = " Orange: the held-out runs." if (frame["role"] == "held_out").any() else ""
     caption = f"**Training curves.** Training loss of each of the {count} runs, one line a run.{held_out}"
     return Figure("training_curves", "Training curves", svg, csv_bytes(frame), alt, caption)
 
 
-def health_figure(folders: Mapping[str, Path], runs: pd.DataFrame) -> Figure | None:
+def health_figure(folders: Mapping[str, Path], runs: pd.DataFrame, compute_range: tuple[float, float]) -> Figure | None:
     """Return drop fraction and load of the fullest expert against schedule fraction, or None when neither was logged."""
     frame = metrics_frame(folders, runs, (DROPS, MAX_LOAD))
     shown = [
@@ -113,12 +120,12 @@ def health_figure(folders: Mapping[str, Path], runs: pd.DataFrame) -> Figure | N
     with canvas(WIDTH, 2.4) as figure:
         axes = np.atleast_1d(figure.subplots(1, len(shown)))
         for ax, (key, label) in zip(axes, shown, strict=True):
-            draw_curves(ax, drawn, "step_fraction", key)
+            draw_curves(ax, drawn, "step_fraction", key, compute_range)
             ax.set_xlabel("fraction of the schedule")
             ax.set_ylabel(label)
         svg = to_svg(figure, "router_health", alt)
     caption = (
         "**Router health in training.** Routed tokens dropped because an expert was full, and the load of the fullest "
-        "expert over the mean load, at equal fractions of each run's schedule. Colours as above; evaluation drops nothing."
+        "expert over the mean load, against the fraction of each run's schedule. Colours as above."
     )
     return Figure("router_health", "Router health", svg, csv_bytes(frame), alt, caption)

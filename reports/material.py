@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 
+from fits.noise import SeedNoise
 from forecasts.record import Forecast
 from ladder.rung import Ladder
 from ladder.units import format_count, format_flops, format_loss, format_percent
@@ -120,26 +121,12 @@ def excluded_table(runs: pd.DataFrame, ladder: Ladder, metric: str) -> Table | N
     )
 
 
-def seed_noise(frame: pd.DataFrame) -> tuple[float, int]:
-    """Return the pooled relative seed sd over the fit rungs with more than one run, and how many rungs those are.
-
-    The pooled variance weighs each rung by its degrees of freedom; the sd is missing when no rung was repeated.
-    """
-    repeated = frame[(frame["role"] != "held_out") & frame["loss_sd"].notna()]
-    if repeated.empty:
-        return math.nan, 0
-    freedom = repeated["runs"] - 1
-    pooled = (freedom * (repeated["loss_sd"] / repeated["loss"]) ** 2).sum() / freedom.sum()
-    return math.sqrt(pooled), len(repeated)
-
-
-def data_of(forecast: Forecast, runs: pd.DataFrame, ladder: Ladder) -> Data:
-    """Return what the law was fitted to, what was excluded and what had been seen."""
+def data_of(forecast: Forecast, runs: pd.DataFrame, ladder: Ladder, noise: SeedNoise | None) -> Data:
+    """Return what the law was fitted to, what was excluded and what had been seen; `noise` is the fit's."""
     metric = forecast.target.metric
     frame = rung_frame(runs, ladder, metric.name)
     statement = forecast.data
     excluded = sum(statement.runs_excluded.values())
-    noise, repeated = seed_noise(frame)
     reasons = ", ".join(
         f"{REASONS.get(reason, reason)} ({number})" for reason, number in sorted(statement.runs_excluded.items())
     )
@@ -154,6 +141,6 @@ def data_of(forecast: Forecast, runs: pd.DataFrame, ladder: Ladder) -> Data:
         freedom=statement.selection_freedom,
         rungs=rung_table(frame, metric.name, other_metric(runs, metric.name), readable_unit(metric.unit)),
         excluded_runs=excluded_table(runs, ladder, metric.name),
-        seed_noise="" if math.isnan(noise) else format_percent(noise, signed=False),
-        replicated=count_of(repeated, "fit rung"),
+        seed_noise="" if noise is None else format_percent(noise.sd, signed=False),
+        replicated="" if noise is None else count_of(noise.rungs, "fit rung"),
     )

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from forecasts.record import Check, Forecast, Outcome, SeenState
+from forecasts.record import Check, EvidenceLevel, Forecast, Outcome, SeenState
 from ladder.units import format_count, format_duration, format_flops, format_loss, format_percent
 from reports.context import Comparison, Rule, Subject, Verdict
 from reports.tables import Field, table_of
-from reports.wording import count_of, format_factor, format_level, format_time, parse_time, readable_unit
+from reports.wording import count_of, format_factor, format_level, format_time, parse_time, readable_unit, short_digest
 
 OPEN = "open"
 ONE_TARGET = (
@@ -18,12 +18,6 @@ SEEN = {
     SeenState.RUNNING: "it was running, so a part of its loss curve could be seen",
     SeenState.FINISHED_UNSEEN: "it had ended, but its loss had not been looked at",
 }
-EVIDENCE = {
-    "none": "nothing shows that the forecast came first",
-    "local chain": "the study's own hash-chained ledger, which nobody outside holds",
-    "public commit": "a public commit that holds the digest",
-    "independent time stamp": "a time stamp by a third party",
-}
 
 
 def subject_of(forecast: Forecast) -> Subject:
@@ -34,8 +28,8 @@ def subject_of(forecast: Forecast) -> Subject:
         recipe=target.recipe,
         metric=target.metric.name,
         unit=readable_unit(target.metric.unit),
-        eval_set=target.metric.eval_set,
-        tokenizer=target.metric.tokenizer,
+        eval_set=short_digest(target.metric.eval_set),
+        tokenizer=short_digest(target.metric.tokenizer),
         compute=format_flops(target.compute),
         convention=target.flop_convention,
         active_params=format_count(target.active_params),
@@ -47,7 +41,13 @@ def subject_of(forecast: Forecast) -> Subject:
 
 
 def verdict_of(
-    forecast: Forecast, check: Check | None, *, registered_at: str, started_at: str | None, evidence: str
+    forecast: Forecast,
+    check: Check | None,
+    *,
+    registered_at: str,
+    started_at: str | None,
+    evidence: str,
+    remark: str,
 ) -> Verdict:
     """Return how the forecast ended, or that it is open."""
     low, high = forecast.main.predictive.interval(forecast.rule.level)
@@ -70,7 +70,7 @@ def verdict_of(
         registered_date=format_time(registered_at).partition(" ")[0],
         registered_clock=format_time(registered_at).partition(" ")[2],
         evidence=evidence,
-        evidence_meaning=EVIDENCE.get(evidence, ""),
+        evidence_remark=remark,
         confirmatory=forecast.confirmatory,
         started=started,
         lead=lead,
@@ -145,8 +145,8 @@ def comparison_of(forecast: Forecast, check: Check | None) -> Comparison:
             Field("error", "error", format_percent),
             Field("inside", "inside", number=False),
             Field("pit", "PIT", lambda value: f"{value:.2f}"),
-            Field("crps", "CRPS", format_loss),
-            Field("wis", "WIS", format_loss),
+            Field("crps", "CRPS", lambda value: format_percent(value, signed=False)),
+            Field("wis", "WIS", format_loss, unit),
             Field("skill", "skill", lambda value: f"{value:+.2f}"),
         ]
         best = min(scored.values(), key=lambda score: score.crps).name
@@ -180,16 +180,16 @@ def limits_of(forecast: Forecast, check: Check | None, *, evidence: str, outside
         else f"The outcome is the mean of {seeds} runs; the standard error of that mean is itself known from few seeds."
     )
     scope = (
-        f"The result holds for recipe {target.recipe}, its training data and evaluation set {target.metric.eval_set}; "
+        f"The result holds for recipe {target.recipe}, its training data and evaluation set {short_digest(target.metric.eval_set)}; "
         "losses under another tokenizer or on other text are not comparable."
     )
     limits = [ONE_TARGET, form, noise, scope]
     if outside_recipe:
         limits.append(f"The target lies outside the range its recipe was tuned in: {outside_recipe}.")
-    if evidence in {"none", "local chain"}:
+    if evidence in (EvidenceLevel.NONE, EvidenceLevel.LOCAL_CHAIN):
         limits.append(
             "That the forecast came first is attested by "
-            + ("nothing" if evidence == "none" else "the study's own ledger only")
+            + ("nothing" if evidence == EvidenceLevel.NONE else "the study's own ledger only")
             + "; who controls the study folder could have made both anew."
         )
     if forecast.provenance.code_dirty:

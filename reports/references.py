@@ -17,9 +17,10 @@ _ACCENTS = {r"{\'o}": "ó", r"{\l}": "ł", r"\'o": "ó"}
 
 @dataclass(frozen=True)
 class Reference:
-    """One entry: `key` as laws cite it, `text` as printed, `link` to follow or an empty string."""
+    """One entry: `key` as laws cite it, `label` as in running text, `text` as printed, `link` or an empty string."""
 
     key: str
+    label: str
     text: str
     link: str
 
@@ -52,7 +53,14 @@ def _reference(key: str, body: str) -> Reference:
     if "eprint" in fields:
         parts.append(f"arXiv:{fields['eprint']}.")
         link = f"https://arxiv.org/abs/{fields['eprint']}"
-    return Reference(key, " ".join(parts), link)
+    return Reference(key, f"{_short(fields['author'])} {fields['year']}", " ".join(parts), link)
+
+
+def _short(text: str) -> str:
+    names = [name.partition(",")[0] for name in text.split(" and ")]
+    if len(names) > 2:
+        return f"{names[0]} et al."
+    return " and ".join(names)
 
 
 def _authors(text: str) -> str:

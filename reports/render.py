@@ -8,7 +8,9 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from reports.context import ReportContext
+from reports.formula import formula_html
 from reports.outcome import OPEN
+from reports.references import bibliography
 from reports.tables import escape_markdown
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -47,7 +49,7 @@ def facts(report: ReportContext) -> list[tuple[str, str, str]]:
     entries += [
         ("Extrapolation", f"{verdict.factor} ×", "compute of the largest fitted run"),
         ("Registered", verdict.registered_date, f"{verdict.registered_clock}{lead}"),
-        ("Evidence level", verdict.evidence, verdict.evidence_meaning),
+        ("Evidence level", verdict.evidence, verdict.evidence_remark),
     ]
     return entries
 
@@ -73,6 +75,16 @@ def code_span(text: str) -> str:
     return f"`{text.replace('`', chr(39))}`"
 
 
+def formula(latex: str) -> Markup:
+    """Return a law's formula as HTML."""
+    return Markup(formula_html(latex))
+
+
+def cite(key: str) -> str:
+    """Return a reference as it stands in running text, after a comma: ``, Hoffmann et al. 2022``."""
+    return f", {bibliography()[key].label}"
+
+
 @functools.cache
 def _environment(*, escape: bool) -> Environment:
     environment = Environment(
@@ -83,5 +95,8 @@ def _environment(*, escape: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(markdown=inline_markdown, plain=plain_text, code=code_span, md=escape_markdown)
+    environment.filters.update(
+        markdown=inline_markdown, plain=plain_text, code=code_span, md=escape_markdown, formula=formula
+    )
+    environment.globals.update(cite=cite)
     return environment

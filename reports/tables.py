@@ -44,6 +44,7 @@ class Table:
         marks: one CSS class a row (``"held-out"``, ``"group"``, ``"main"``) or an empty string.
         caption: what the table shows, one sentence.
         notes: remarks below it.
+        wrap: whether long text in cells is broken into lines.
     """
 
     headers: tuple[str, ...]
@@ -53,6 +54,7 @@ class Table:
     marks: tuple[str, ...]
     caption: str
     notes: tuple[str, ...] = ()
+    wrap: bool = False
 
     def to_html(self) -> str:
         """Return the table as an HTML figure that scrolls sideways within itself on a narrow screen."""
@@ -74,8 +76,9 @@ class Table:
         thead = f"<thead><tr>{head}</tr></thead>\n" if any(self.headers) else ""
         label = html.escape(self.caption, quote=True)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        kinds = " wide" if len(self.headers) > MANY else " wrap" if self.wrap else ""
         return (
-            f'<figure class="table{" wide" if len(self.headers) > MANY else ""}"><div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
+            f'<figure class="table{kinds}"><div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
             f"<table>\n{thead}<tbody>\n{body}\n</tbody>\n</table></div>\n"
             f"<figcaption><p>{html.escape(self.caption)}</p>{notes}</figcaption></figure>"
         )
@@ -97,6 +100,7 @@ def table_of(
     notes: tuple[str, ...] = (),
     group: str = "",
     marks: Sequence[str] = (),
+    wrap: bool = False,
 ) -> Table:
     """Return the table that shows `fields` of `frame`, one row each; missing values become a dash.
 
@@ -122,6 +126,7 @@ def table_of(
         marks=tuple(given),
         caption=caption,
         notes=notes,
+        wrap=wrap,
     )
 
 

@@ -1,6 +1,7 @@
 """How reports put things that `ladder.units` has no formatter for: probabilities, ratios, times, counts of things."""
 
 import datetime
+import re
 
 UNITS = {"nats_per_token": "nats per token", "bits_per_byte": "bits per byte", "nats_per_byte": "nats per byte"}
 
@@ -45,3 +46,12 @@ def readable_unit(unit: str) -> str:
 def parse_time(stamp: str) -> datetime.datetime:
     """Return the time in an ISO 8601 stamp with its zone."""
     return datetime.datetime.fromisoformat(stamp)
+
+
+def short_digest(text: str) -> str:
+    """Return `text` with every SHA-256 in it cut to its first twelve digits.
+
+    >>> short_digest("test:" + "ab" * 32)
+    'test:abababababab'
+    """
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", text)

@@ -1,5 +1,6 @@
 """A small synthetic study for the tests of reports: a real ladder, run rows from a known law, metrics of every run."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -7,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fits.fit import fit
+from fits.spec import FLOOR_INTEGRATED, FitSpec
+from forecasts.check import check
+from forecasts.draft import draft
+from forecasts.register import register
+from forecasts.registry import registry
 from ladder.generate import plan_isoflop
+from ladder.provenance import Resource, utc_now
 from ladder.recipe import recipe_named
 from ladder.rung import Ladder, Rung
 from ladder.runs import RunTable
@@ -15,7 +23,8 @@ from ladder.study import Study
 
 BUDGETS = (3 * 10**10, 65 * 10**9, 14 * 10**10, 3 * 10**11)
 TARGET_BUDGET = 3 * 10**12
-TEST, VAL = "test/loss", "val/loss"
+TEST, VALIDATION = "test/loss", "validation/loss"
+FITS = (FLOOR_INTEGRATED, "power-law-floor", "power-law", "chinchilla")
 SEED_SD = 0.008  # relative, as measured on the tiny ladder
 
 
@@ -67,14 +76,14 @@ def run_rows(rung: Rung, seed: int, started_at: str, finished_at: str, shift: fl
         "batch_tokens": float(rung.batch_tokens),
         "steps": float(rung.steps),
         "seed": float(seed),
-        "eval_set": "docstrings-test",
+        "eval_set": "test:" + "ab" * 32,
         "tokenizer": "bytes",
         "loss_unit": "nats_per_token",
         "eval_step": float(rung.steps),
         "drop_fraction": 0.004,
         "device": "cpu",
     }
-    return [{**row, "metric": TEST, "loss": loss}, {**row, "metric": VAL, "loss": loss * 0.996}]
+    return [{**row, "metric": TEST, "loss": loss}, {**row, "metric": VALIDATION, "loss": loss * 0.996}]
 
 
 def write_metrics(study: Study, rung: Rung, seed: int) -> None:
@@ -86,10 +95,9 @@ def write_metrics(study: Study, rung: Rung, seed: int) -> None:
         lines.append(
             {
                 "step": int(step),
-                "tokens": int(step) * rung.batch_tokens,
-                "train/loss": loss,
-                "moe/drop_fraction": 0.02 * (1 - 0.7 * fraction),
-                "moe/max_load": 1.5 - 0.2 * fraction,
+                "loss": loss,
+                "drop_fraction": 0.02 * (1 - 0.7 * fraction),
+                "max_load": 1.5 - 0.2 * fraction,
             }
         )
     folder = study.run(rung.run_id(seed))
@@ -128,6 +136,48 @@ def write_held_out_runs(
     return table
 
 
-def study_at(folder: Path) -> Study:
-    """Return the study in `folder`."""
-    return Study(folder)
+def write_fits(study: Study, runs: RunTable) -> None:
+    """Fit the policy and its baselines as the demo does, with few resamples."""
+    for name in FITS:
+        spec = dataclasses.replace(FitSpec.of(name, TEST), resamples=0 if name == FLOOR_INTEGRATED else 40)
+        fit(spec, runs, inputs=(Resource.of(study.runs, study.root),)).save(study.fit(name))
+
+
+def register_target(study: Study, ladder: Ladder) -> str:
+    """Register a forecast of the held-out rung and return its id."""
+    (rung,) = ladder.held_out_rungs
+    forecast = draft(
+        study,
+        ladder,
+        rung,
+        TEST,
+        main=FITS[0],
+        comparators=FITS[1:],
+        title=f"Test loss of {rung.name}, a run of ten times the largest fitted budget",
+        authors=["A. Author", "B. Author"],
+        claimed_error=0.01,
+        latest="2100-01-01",
+        rationale="A synthetic study: the losses are those of a known law with noise.",
+    )
+    return register(study, forecast).forecast_id
+
+
+def resolve(study: Study, ladder: Ladder, shift: float = 0.0) -> None:
+    """Add the held-out runs, started now, and check the forecast; a `shift` of the true loss makes it miss."""
+    write_held_out_runs(study, ladder, utc_now(), utc_now(), shift)
+    (entry,) = registry(study)
+    check(study, entry.forecast_id)
+
+
+def checked_study(folder: Path, shift: float = 0.0) -> tuple[Study, str]:
+    """Return a study with one forecast that has been checked, and the forecast's id."""
+    study, forecast_id = open_study(folder)
+    resolve(study, plan(), shift)
+    return study, forecast_id
+
+
+def open_study(folder: Path) -> tuple[Study, str]:
+    """Return a study with one registered forecast whose target has not started, and the forecast's id."""
+    study, ladder = Study(folder), plan()
+    write_fits(study, write_fit_runs(study, ladder))
+    return study, register_target(study, ladder)
