@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from fits.law import AbstractTermLaw
 from fits.objective import TermObjective
-from fits.solve import Solution, minimise
+from fits.solve import Solution, minimise, starts_of
+from ladder.errors import InputError
 
 RESTARTS = 3  # starts a resample besides the estimate itself; warm starts alone hide other optima (laws.md section 33)
+MIN_CLUSTERS = 3  # fewer say nothing about the spread between clusters
 BATCH = 128  # resamples solved together; bounds memory to tens of MB for hundreds of runs
 
 type Progress = Callable[[int, int], None]
@@ -27,7 +30,8 @@ class Draws:
     Attributes:
         method: what was resampled.
         seed: of the resampling.
-        requested: resamples; `failed` of them had too few distinct clusters or found no optimum and are left out.
+        requested: resamples; `failed` of them had too few distinct observations, found no optimum or one beyond a
+            bound of the law, and are left out.
         names: parameters, the columns of `values`.
         values: one row a draw.
     """
@@ -46,8 +50,8 @@ class Draws:
 
 
 def cluster_bootstrap(
+    law: AbstractTermLaw,
     solution: Solution,
-    starts: Float[np.ndarray, "starts params"],
     clusters: tuple[str, ...],
     *,
     resamples: int,
@@ -58,16 +62,24 @@ def cluster_bootstrap(
     """Return the parameters fitted to resampled clusters.
 
     Arguments:
-        solution: the fit to all runs; its estimate is one start, `starts` give up to `RESTARTS` more.
+        solution: the fit of `law` to all runs; its estimate is one start, `RESTARTS` more come from the law's table.
         clusters: cluster of each run.
         what: names the clusters in `Draws.method`.
         progress: called with (done, total) after each batch.
+
+    Raises InputError with fewer than three clusters.
     """
     objective = solution.objective
     labels, index = np.unique(np.array(clusters), return_inverse=True)
+    if len(labels) < MIN_CLUSTERS:
+        raise InputError(
+            f"the bootstrap of {what} has {len(labels)} to draw from; it needs {MIN_CLUSTERS} or more. Name another "
+            "cluster column, or fit without intervals (resamples 0)."
+        )
     rng = np.random.default_rng(seed)
     counts = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=resamples)
     weights = counts[:, index].astype(float)
+    starts = starts_of(law, objective)
     chosen = starts[:: max(1, len(starts) // RESTARTS)][:RESTARTS]
     beginnings = np.vstack([solution.u[None, :], chosen])
     kept: list[Float[np.ndarray, "draws params"]] = []
@@ -76,8 +88,10 @@ def cluster_bootstrap(
         if progress is not None:
             progress(min(first + BATCH, resamples), resamples)
     u = np.concatenate(kept) if kept else np.zeros((0, beginnings.shape[1]))
-    theta = np.column_stack(list(objective.to_theta(u).values()))
-    theta = theta[np.isfinite(theta).all(axis=1)]
+    columns = objective.to_theta(u)
+    theta = np.column_stack(list(columns.values()))
+    inside = [(p.bounds[0] <= columns[p.name]) & (columns[p.name] <= p.bounds[1]) for p in law.params]
+    theta = theta[np.isfinite(theta).all(axis=1) & np.all(inside, axis=0)]
     values = tuple(map(tuple, theta.tolist()))
     return Draws(what, seed, resamples, resamples - len(values), objective.names, values)
 

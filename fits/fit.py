@@ -16,13 +16,14 @@ from fits.noise import SeedNoise, seed_noise
 from fits.points import Points, law_inputs, points_of, reasons, refuse_too_few
 from fits.result import FitResult
 from fits.rows import Rows, select_rows
-from fits.solve import FitStatus, Solution, solve, starts_of
+from fits.solve import FitStatus, Solution, solve
 from fits.spec import FLOOR_INTEGRATED, FitSpec
 from ladder.errors import InputError, UnusableError
 from ladder.provenance import Provenance, Resource, provenance
 from ladder.runs import RunTable
 
 LEVEL = 0.9  # of parameter intervals
+MAX_FAILED = 0.1  # share of failed resamples from which the message says so
 RANGE_COLUMNS = ("active_params", "nonembedding_active_params", "total_params", "tokens", "tokens_per_param")
 
 
@@ -103,14 +104,17 @@ def _fit_law(
     draws = None
     if spec.resamples:
         draws = cluster_bootstrap(
+            law,
             solution,
-            starts_of(law, solution.objective),
             points.clusters,
             resamples=spec.resamples,
             seed=spec.seed,
             what=points.cluster_kind,
             progress=progress,
         )
+    message = solution.message
+    if draws is not None and draws.failed > MAX_FAILED * draws.requested:
+        message += f" {draws.failed} of {draws.requested} resamples failed: its intervals leave those out."
     return _result(
         spec,
         rows,
@@ -118,7 +122,7 @@ def _fit_law(
         noise,
         made,
         status=solution.status,
-        message=solution.message,
+        message=message,
         params=_law_params(law, solution, draws),
         fitted=np.asarray(law.predict(solution.theta, x)),
         draws=draws,

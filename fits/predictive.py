@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize, special
+from scipy import special
 
 from ladder.errors import InputError
+
+MAX_HALVINGS = 100  # halve any bracket below the spacing of doubles
+QUANTILE_WIDTH = 1e-13  # in ln L, at which bisection ends; bisection, as scipy.optimize takes long to import
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,18 @@ class Predictive:
         """Return the loss below which the probability is `level`, strictly between 0 and 1."""
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1.")
-        parts = np.array(self.centres) + np.array(self.scales) * special.stdtrit(np.array(self.dfs), level)
-        low, high = float(parts.min()), float(parts.max())
-        if high - low < 1e-12:
-            return math.exp((low + high) / 2)
-        return math.exp(optimize.brentq(lambda x: self.cdf(math.exp(x)) - level, low, high, xtol=1e-13))
+        weights, centres, scales, dfs = map(np.array, (self.weights, self.centres, self.scales, self.dfs))
+        parts = centres + scales * special.stdtrit(dfs, level)
+        low, high = float(parts.min()), float(parts.max())  # the mixture's quantile lies between those of its parts
+        for _ in range(MAX_HALVINGS):
+            if high - low <= QUANTILE_WIDTH:
+                break
+            middle = (low + high) / 2
+            if float(weights @ special.stdtr(dfs, (middle - centres) / scales)) < level:
+                low = middle
+            else:
+                high = middle
+        return math.exp((low + high) / 2)
 
     @property
     def median(self) -> float:

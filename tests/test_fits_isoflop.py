@@ -162,15 +162,15 @@ def test_some_missing_budgets_are_refused() -> None:
 
 
 def test_interval_of_the_vertex_covers() -> None:
-    """90 % intervals from pooled scatter (20 + 10 degrees of freedom): 60 tables of 5 budgets, three standard errors."""
+    """90 % intervals from pooled scatter (20 + 10 degrees of freedom): 30 tables of 5 budgets, about three standard errors."""
     truth = {b: optimum(SURFACES["besiroglu"], b) for b in np.geomspace(1e18, 1e20, 5).tolist()}
     hits = []
-    for seed in range(60):
+    for seed in range(30):
         frame = isoflop(table(noisy_isoflop(seed)).frame, N).frame()
         for row in frame.to_dict("records"):
             true = next(n for b, (n, _, _) in truth.items() if abs(b / row["budget"] - 1) < 1e-9)
             hits.append(row["size_lo"] <= true <= row["size_hi"])
-    assert 0.84 <= np.mean(hits) <= 0.97
+    assert 0.82 <= np.mean(hits) <= 0.98
 
 
 def test_delphi_parabolas_are_the_published_ones() -> None:

@@ -114,13 +114,15 @@ def test_trunks_are_drawn_together_when_asked(runs: RunTable) -> None:
     draws = fit(spec, RunTable.of(frame)).draws
     assert draws is not None
     assert draws.method == "trunks"
+    with pytest.raises(InputError, match="needs 3 or more"):
+        fit(spec, RunTable.of(frame.assign(trunk_id="one")))
 
 
 def test_bootstrap_spread_is_that_of_repeated_experiments() -> None:
-    """The sd of the forecast over 40 new noisy tables, against the bootstrap's own (50 % either way)."""
+    """The sd of the forecast over 25 new noisy tables, against the bootstrap's own (50 % either way)."""
     spec = dataclasses.replace(FitSpec.of("chinchilla", "loss"), resamples=0, loss=LossSpec.mse())
     logs = []
-    for seed in range(40):
+    for seed in range(25):
         result = fit(spec, table(noisy_isoflop(seed)))
         x = {"active_params": 2.8e9, "tokens": 6e10}
         logs.append(float(np.log(LAWS["chinchilla"].predict(result.theta, x))))
