@@ -50,13 +50,18 @@ def context_of(sources: Sources) -> ReportContext:
         rule=rule_of(forecast),
         data=data_of(forecast, sources.runs.frame, sources.ladder, sources.fit.seed_noise),
         law=law_section(sources.fit, forecast.main.name),
-        comparison=comparison_of(forecast, check),
+        comparison=comparison_of(forecast, check, _unconverged(sources)),
         deviations=_deviations(sources),
         limits=limits_of(forecast, check, evidence=sources.evidence, outside_recipe=outside),
         reproduction=reproduction_of(sources),
         references=_references(sources),
         figures={figure.key: figure for figure in _figures(sources)},
     )
+
+
+def _unconverged(sources: Sources) -> dict[str, str]:
+    fits = {sources.forecast.main.name: sources.fit, **sources.comparator_fits}
+    return {name: str(fit.status).replace("_", " ") for name, fit in fits.items() if not fit.usable}
 
 
 def _outside_recipe(ladder: Ladder, rung_id: str) -> str:

@@ -22,7 +22,7 @@ def formula_html(latex: str) -> str:
     """Return a formula as HTML with italic variables and raised or lowered scripts.
 
     >>> formula_html(r"L = E + A\\,C^{-\\alpha}")
-    '<i>L</i> = <i>E</i> + <i>A</i> <i>C</i><sup>−<i>α</i></sup>'
+    '<i>L</i> = <i>E</i> + <i>A</i>\\u2009<i>C</i><sup>−<i>α</i></sup>'
 
     Raises InputError for LaTeX beyond the part named above.
     """

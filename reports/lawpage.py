@@ -58,7 +58,7 @@ def _params(result: FitResult) -> Table:
                 "meaning": param.meaning,
                 "estimate": f"{param.estimate:.4g}{bounded}",
                 "se": None if param.se is None else f"{param.se:.2g}",
-                "interval": None if param.lo is None or param.hi is None else f"{param.lo:.3g} – {param.hi:.3g}",
+                "interval": None if param.lo is None or param.hi is None else f"{param.lo:#.3g} – {param.hi:#.3g}",
                 **{source: f"{value:.4g}" for source, value in param.published.items()},
             }
         )
@@ -83,12 +83,13 @@ def _params(result: FitResult) -> Table:
         if published
         else ()
     )
-    return table_of(frame, fields, caption=caption, notes=notes)
+    return table_of(frame, fields, caption=caption, notes=notes, wrap=True)
 
 
 def _facts(result: FitResult) -> Table:
     facts = [fact for fact in result.summary().facts if fact[0] != "status"]
-    facts.append(("residual scatter", f"{format_percent(result.noise_scale()[0], signed=False)} of the loss"))
+    if result.law != FLOOR_INTEGRATED:
+        facts.append(("noise of one run", f"{format_percent(result.noise_scale()[0], signed=False)} of the loss"))
     if result.condition is not None:
         facts.append(("condition number", f"{result.condition:.2g}"))
     if result.agreement is not None:

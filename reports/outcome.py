@@ -109,13 +109,16 @@ def rule_of(forecast: Forecast) -> Rule:
         not_claimed=rule.not_claimed,
         resolver=resolution.resolver,
         source=resolution.source,
-        latest=resolution.latest or "",
+        latest=format_time(resolution.latest) if resolution.latest else "",
         annul_if=resolution.annul_if,
     )
 
 
-def comparison_of(forecast: Forecast, check: Check | None) -> Comparison:
-    """Return the main forecast and its comparators in one table, with scores once there is an outcome."""
+def comparison_of(forecast: Forecast, check: Check | None, unconverged: dict[str, str]) -> Comparison:
+    """Return the main forecast and its comparators in one table, with scores once there is an outcome.
+
+    `unconverged` holds the status of every fit that may not be used as it stands, by name.
+    """
     level, unit = forecast.rule.level, readable_unit(forecast.target.metric.unit)
     models = (forecast.main, *forecast.comparators)
     rows = []
@@ -158,6 +161,10 @@ def comparison_of(forecast: Forecast, check: Check | None) -> Comparison:
             fields,
             caption="The main forecast, in bold, and the comparators registered with it.",
             marks=["main"] + [""] * number,
+            notes=tuple(
+                f"The fit of {name} did not converge ({status}); its forecast may not be used as it stands."
+                for name, status in unconverged.items()
+            ),
         ),
         count=f"{count_of(number, 'comparator')} {'was' if number == 1 else 'were'}",
         best=best,

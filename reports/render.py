@@ -1,6 +1,8 @@
 """From a context to bytes: the single-file page and the Markdown, by Jinja2 from the templates beside this file."""
 
 import functools
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -28,9 +30,14 @@ def render_markdown(report: ReportContext) -> bytes:
     """Return the report as GitHub Markdown, figures by relative path."""
     template = _environment(escape=False).get_template("forecast.md.j2")
     text = template.render(report=report, word=WORDS[report.verdict.state], facts=facts(report))
-    lines = [line.rstrip() for line in text.splitlines()]
-    kept = [line for index, line in enumerate(lines) if line or (index and lines[index - 1])]
-    return ("\n".join(kept).strip() + "\n").encode()
+    return (re.sub(r"\n{3,}", "\n\n", text).strip() + "\n").encode()
+
+
+def render_index(entries: Sequence[object], calibration: object) -> bytes:
+    """Return the index of a study's forecasts as one HTML file; see `reports.site` for what it shows."""
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    template = _environment(escape=True).get_template("site.html.j2")
+    return template.render(entries=entries, calibration=calibration, style=style).encode()
 
 
 def facts(report: ReportContext) -> list[tuple[str, str, str]]:
