@@ -1,5 +1,6 @@
 """A built report: complete, self-contained, true to the record, the same on every build."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -18,7 +19,8 @@ from ladder.records import sha256_file
 from ladder.study import Study
 from ladder.units import format_loss, format_percent
 from reports import ReportContext, build_context, build_report
-from reports.build import replace_folder
+from reports.build import replace_folder, report_files
+from reports.render import render_html, render_markdown
 from tests.reports_study import checked_study, open_study, plan, resolve
 
 FIGURES = {"card", "loss_vs_compute", "isoflop", "residuals", "training_curves", "router_health"}
@@ -92,6 +94,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, str]:
     return open_study(tmp_path_factory.mktemp("open") / "study")
 
 
+@pytest.fixture(scope="module")
+def opened_context(opened: tuple[Study, str]) -> ReportContext:
+    """Return the context of the open forecast's report."""
+    return build_context(*opened)
+
+
 def page_of(study: Study, forecast_id: str) -> Page:
     return Page((study.report(forecast_id) / "index.html").read_text())
 
@@ -115,12 +123,12 @@ def test_report_has_every_file_and_a_manifest_of_their_digests(hit: tuple[Study,
 
 def test_page_loads_nothing(hit: tuple[Study, str]) -> None:
     page = page_of(*hit)
-    assert all(target.startswith("#") for target in page.loads)
+    assert all(target.startswith(("#", "data:image/png;base64,")) for target in page.loads)
     assert not re.search(r"@import|url\((?!#)", page.css)
     assert not {"script", "link", "iframe", "object", "embed", "base", "img", "form"} & set(page.tags)
     assert all(link.startswith("https://arxiv.org/") for link in page.links)
     assert len(page.ids) == len(set(page.ids))
-    assert {target[1:] for target in page.loads} <= set(page.ids)
+    assert {target[1:] for target in page.loads if target.startswith("#")} <= set(page.ids)
 
 
 def test_page_has_the_sections_in_order_and_the_verdict_first(hit: tuple[Study, str]) -> None:
@@ -190,7 +198,7 @@ def test_markdown_parses_with_every_table_and_figure_in_place(hit: tuple[Study, 
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
     assert tuple(headings[2:]) == SECTIONS
-    assert sum(token.type == "table_open" for token in tokens) == 8
+    assert sum(token.type == "table_open" for token in tokens) == 9
     paragraphs = [tokens[i + 1] for i, token in enumerate(tokens) if token.type == "paragraph_open"]
     images = [token for token in paragraphs if token.children and token.children[0].type == "image"]
     assert len(images) == len(FIGURES)
@@ -207,10 +215,9 @@ def test_rebuild_gives_the_same_bytes(hit: tuple[Study, str]) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [forecast_id]
 
 
-def test_open_forecast_has_a_report_without_outcome(opened: tuple[Study, str], tmp_path: Path) -> None:
-    study, forecast_id = opened
-    page = Page(build_report(study, forecast_id, tmp_path / "report").read_text())
-    context = build_context(study, forecast_id)
+def test_open_forecast_has_a_report_without_outcome(opened_context: ReportContext) -> None:
+    context = opened_context
+    page = Page(report_files(context)["index.html"].decode())
     assert context.verdict.state == "open"
     assert context.verdict.observed == context.verdict.error == ""
     assert "The outcome is not known yet." in page.text
@@ -223,8 +230,8 @@ def test_miss_is_told_with_the_same_sections(opened: tuple[Study, str], tmp_path
     study = Study(tmp_path / "study")
     shutil.copytree(opened[0].root, study.root)
     resolve(study, plan(), shift=0.2)
-    page = Page(build_report(study, opened[1]).read_text())
     context = build_context(study, opened[1])
+    page = Page(report_files(context)["index.html"].decode())
     assert context.verdict.state == "miss"
     assert context.verdict.direction == "low"
     assert context.verdict.claim == "failed"
@@ -234,17 +241,21 @@ def test_miss_is_told_with_the_same_sections(opened: tuple[Study, str], tmp_path
     assert len(page.svgs) == len(FIGURES)
 
 
-def test_context_holds_text_only(hit: tuple[Study, str]) -> None:
-    context = build_context(*hit)
+def test_context_holds_text_only_and_is_frozen(opened_context: ReportContext) -> None:
+    context = opened_context
     for part in (context, context.verdict, context.rule, context.subject, context.data, context.reproduction):
-        assert not [
-            name
-            for name, value in vars(part).items()
-            if isinstance(value, int | float) and value is not True and value is not False
-        ]
-    assert isinstance(context, ReportContext)
-    with pytest.raises(AttributeError):
+        kinds = {name: type(value) for name, value in vars(part).items()}
+        assert not [name for name, kind in kinds.items() if kind in (int, float)]
+    with pytest.raises(dataclasses.FrozenInstanceError):
         context.title = "x"  # type: ignore[misc]
+
+
+def test_markup_in_a_record_is_shown_as_text(opened_context: ReportContext) -> None:
+    nasty = dataclasses.replace(opened_context, title="<img src=x> *a* | b", authors="<b>")
+    page = render_html(nasty).decode()
+    assert "<img" not in page
+    assert "&lt;img src=x&gt; *a* | b" in page
+    assert "\\<img src=x\\> \\*a\\* \\| b" in render_markdown(nasty).decode()
 
 
 def test_unknown_forecast_is_refused_with_the_known_ones(hit: tuple[Study, str]) -> None:
@@ -255,8 +266,9 @@ def test_unknown_forecast_is_refused_with_the_known_ones(hit: tuple[Study, str])
 def test_edited_forecast_is_refused_and_the_old_report_stays(opened: tuple[Study, str], tmp_path: Path) -> None:
     study = Study(tmp_path / "study")
     shutil.copytree(opened[0].root, study.root)
-    page = build_report(study, opened[1])
-    before = page.read_bytes()
+    page = study.report(opened[1]) / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_bytes(before := b"an older report")
     path = study.registered / f"{opened[1]}.json"
     data = path.read_bytes()
     path.chmod(0o644)
@@ -288,6 +300,4 @@ def test_runs_without_metrics_leave_their_figures_out(opened: tuple[Study, str],
     study = Study(tmp_path / "study")
     shutil.copytree(opened[0].root, study.root)
     shutil.rmtree(study.root / "runs")
-    build_report(study, opened[1])
-    found = {path.stem for path in (study.report(opened[1]) / "figures").glob("*.svg")}
-    assert found == FIGURES - {"training_curves", "router_health"}
+    assert set(build_context(study, opened[1]).figures) == FIGURES - {"training_curves", "router_health"}
