@@ -23,7 +23,8 @@ def render_html(report: ReportContext) -> bytes:
     """Return the report as one HTML file that loads nothing."""
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     template = _environment(escape=True).get_template("forecast.html.j2")
-    return template.render(report=report, word=WORDS[report.verdict.state], facts=facts(report), style=style).encode()
+    page = template.render(report=report, word=WORDS[report.verdict.state], facts=facts(report), style=style)
+    return _unbroken(page).encode()
 
 
 def render_markdown(report: ReportContext) -> bytes:
@@ -37,7 +38,12 @@ def render_index(entries: Sequence[object], calibration: object) -> bytes:
     """Return the index of a study's forecasts as one HTML file; see `reports.site` for what it shows."""
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     template = _environment(escape=True).get_template("site.html.j2")
-    return template.render(entries=entries, calibration=calibration, style=style).encode()
+    return _unbroken(template.render(entries=entries, calibration=calibration, style=style)).encode()
+
+
+def _unbroken(page: str) -> str:
+    """Return a page in which no line ends between a number and its sign."""
+    return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", page)
 
 
 def facts(report: ReportContext) -> list[tuple[str, str, str]]:

@@ -77,7 +77,7 @@ class Page(html.parser.HTMLParser):
         if self.open and self.open[-1] in ("h1", "h2"):
             self.headings.append(data)
         if "defs" not in self.open:
-            self.text += data
+            self.text += data.replace("\u00a0", " ")
 
 
 @pytest.fixture(scope="module")
