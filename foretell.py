@@ -3,10 +3,15 @@
 ladder.json -> runs.parquet -> fit.json -> forecast.json (+ log line) -> check.json -> report
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -47,7 +52,7 @@ for _name, _module, _attribute, _help in GROUPS:
 
 @dataclass(frozen=True)
 class Preset:
-    """A demo ladder on the recipe tiny-cpu: budgets in FLOPs, sizes per budget, seeds."""
+    """A demo ladder of recipe tiny-cpu: fit budgets in FLOPs, sizes at each, further seeds, held-out budgets."""
 
     budgets: tuple[int, ...]
     sizes: int
@@ -63,10 +68,122 @@ PRESETS = {
         (3 * 10**10, 65 * 10**9, 14 * 10**10, 3 * 10**11, 65 * 10**10),
         5,
         {65 * 10**9: 2, 3 * 10**11: 2},
-        (3 * 10**12, 6 * 10**12),
+        (3 * 10**12, 65 * 10**11),
         2,
     ),
 }
+METRIC = "test/loss"  # of the text that no choice was made on; validation/loss is for tuning
+
+
+def run_demo(out: Path, preset: Preset, say: Callable[[str], None], *, quiet: bool = False) -> list[Path]:
+    """Do the whole flow in the study `out` and return its reports, one for each held-out rung.
+
+    What is done already is not repeated, so an interrupted demo goes on where it stopped.
+    """
+    # Imported here, as in all commands, so that `foretell --help` waits for none of it.
+    from fits.fit import fit
+    from fits.spec import FitSpec
+    from forecasts.check import check
+    from forecasts.draft import draft, save_draft
+    from forecasts.register import register
+    from forecasts.registry import registry
+    from forecasts.verify import verify
+    from ladder import InputError, Study, plan_isoflop, read_ladder, recipe_named
+    from models.corpus import build_corpus
+    from models.pool import missing_jobs, run_jobs
+    from models.progress import TrainingDisplay
+    from models.table import collect_runs
+    from reports.build import build_report
+
+    study = Study(out)
+
+    # 1. Plan: compute-matched rungs, some marked held out.
+    plan = plan_isoflop(
+        recipe_named("tiny-cpu"),
+        preset.budgets,
+        sizes=preset.sizes,
+        replicates=preset.replicates,
+        held_out=preset.held_out,
+        held_out_seeds=preset.held_out_seeds,
+        name="demo",
+    )
+    if not study.ladder.exists():
+        plan.save(study.ladder)
+    ladder = read_ladder(study.ladder)
+    if [rung.rung_id for rung in ladder.rungs] != [rung.rung_id for rung in plan.rungs]:
+        raise InputError(f"{study.ladder} holds another ladder than this preset plans; give another folder with --out.")
+
+    # 2. Train what laws may be fitted on.
+    corpus = build_corpus()
+
+    def train(rungs: Sequence[Any], label: str) -> Any:
+        jobs = missing_jobs(study, rungs)
+        with TrainingDisplay(jobs, label, quiet=quiet) as display:
+            run_jobs(jobs, corpus, workers=2, report=display.report)
+        return collect_runs(study, ladder)
+
+    say(f"Training {len(missing_jobs(study, ladder.fit_rungs))} runs of {len(ladder.fit_rungs)} fit rungs.")
+    runs = train(ladder.fit_rungs, "fit rungs")
+
+    # 3. Fit: the forecasting policy, and laws to compare it with.
+    laws = ["floor-integrated", "power-law", "chinchilla"] + ["power-law-floor"] * (len(preset.budgets) > 3)
+    registered = {entry.forecast.target.rung_id: entry.forecast_id for entry in registry(study)}
+    if not registered:
+        for law in laws:
+            fit(FitSpec.of(law, METRIC), runs).save(study.fit(law))
+
+    # 4. Register a forecast for each held-out rung, before it starts.
+    for rung in ladder.held_out_rungs:
+        if rung.rung_id not in registered:
+            title = f"Test loss of rung {rung.name} of the demo ladder"
+            forecast = draft(
+                study, ladder, rung, METRIC, main=laws[0], comparators=laws[1:], title=title, authors=("foretell demo",)
+            )
+            entry = register(study, save_draft(study, forecast, rung.name))
+            registered[rung.rung_id] = entry.forecast_id
+            low, high = forecast.main.predictive.interval(forecast.rule.level)
+            say(f"Registered {entry.forecast_id}: {forecast.main.median:.4f}, 90 % interval {low:.4f} to {high:.4f}.")
+
+    # 5. Train the held-out rungs, check the forecasts, report.
+    say(f"Training {len(missing_jobs(study, ladder.held_out_rungs))} held-out runs.")
+    train(ladder.held_out_rungs, "held-out rungs")
+    verify(study)
+    pages = []
+    for forecast_id in registered.values():
+        outcome = check(study, forecast_id)
+        if outcome.main is not None and outcome.observed is not None:
+            error = f"{100 * outcome.main.relative_error:+.2f} %"
+            say(f"{forecast_id}: observed {outcome.observed:.4f}, forecast off by {error}: {outcome.outcome}.")
+        else:
+            say(f"{forecast_id}: {outcome.outcome}.")
+        pages.append(build_report(study, forecast_id))
+    return pages
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Study folder.", metavar="DIR")] = Path("demo"),
+    preset: Annotated[str, typer.Option(help="smoke (a minute), default (five) or full (half an hour).")] = "default",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Do the whole flow on two CPU cores: plan, train, fit, register a forecast, train its run, check, report.
+
+    Example: foretell demo --preset smoke --out demo
+    """
+    from ladder.errors import InputError
+
+    if preset not in PRESETS:
+        raise InputError(f"unknown preset {preset!r}; use {', '.join(PRESETS)}.")
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    pages = run_demo(out, PRESETS[preset], say, quiet=quiet)
+    typer.echo(f"Done in {time.monotonic() - start:.0f} s. Report:")
+    for page in pages:
+        typer.echo(f"  {page}")
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ class Corpus:
 
     manifest: Manifest
     train: UInt8[np.ndarray, " bytes"]
-    held_out: dict[str, UInt8[np.ndarray, " bytes"]]
+    held_out: dict[str, UInt8[np.ndarray, " _"]]
 
 
 def read_corpus(folder: Path) -> Corpus:

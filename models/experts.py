@@ -6,7 +6,7 @@ token's own expert weights: the definition, K experts' work and slow; tests hold
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -36,12 +36,8 @@ class Experts(eqx.Module):
         return Experts(draw.matrix(experts, hidden, 2 * width), draw.matrix(experts, width, hidden))
 
 
-class Dispatch(Protocol):
-    """A way to run routed experts: the outputs of T tokens and the number of choices that were dropped."""
-
-    def __call__(
-        self, experts: Experts, x: Float[Array, "T d"], routing: Routing
-    ) -> tuple[Float[Array, "T d"], Float[Array, ""]]: ...
+# A way to run routed experts: outputs [T, d] and the number of choices that were dropped, from tokens [T, d].
+Dispatch = Callable[[Experts, Array, Routing], tuple[Array, Array]]
 
 
 def capacity(shape: MoeShape, capacity_factor: float, tokens: int) -> int:

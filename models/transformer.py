@@ -23,10 +23,10 @@ class RouterStats(eqx.Module):
         dropped: choices that found no free slot.
     """
 
-    next_bias: Float[Array, "L E"]
-    load: Float[Array, "L E"]
-    entropy: Float[Array, " L"]
-    dropped: Float[Array, " L"]
+    next_bias: Float[Array, "*L E"]
+    load: Float[Array, "*L E"]
+    entropy: Float[Array, "*L"]
+    dropped: Float[Array, "*L"]
 
 
 class Block(eqx.Module):
