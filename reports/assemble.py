@@ -6,7 +6,7 @@ from reports.context import ReportContext
 from reports.figures import Figure, card_figure, curves_figure, health_figure
 from reports.fit_figures import isoflop_figure, loss_figure, residual_figure
 from reports.lawpage import law_keys, law_section
-from reports.material import data_of
+from reports.material import data_of, held_out
 from reports.outcome import comparison_of, limits_of, rule_of, subject_of, verdict_of
 from reports.references import Reference, cited
 from reports.reproduction import reproduction_of
@@ -88,8 +88,8 @@ def _figures(sources: Sources) -> list[Figure]:
     forecast, check, fit = sources.forecast, sources.check, sources.fit
     metric = forecast.target.metric
     frame = sources.runs.frame
-    rows = frame[frame["metric"] == metric.name]
-    fitted = rows.loc[rows["role"] != "held_out", "budget"].fillna(rows["compute"])
+    rows = frame[frame["metric"] == metric.name].assign(held_out=held_out)
+    fitted = rows.loc[~rows["held_out"], "budget"].fillna(rows["compute"])
     colours = (float(fitted.min()), float(fitted.max()))
     folders = {str(run_id): sources.study.run(str(run_id)) for run_id in rows["run_id"].unique()}
     drawn = [

@@ -85,7 +85,7 @@ def read_metrics(path: Path) -> list[Mapping[str, Any]]:
 def metrics_frame(folder_of: Mapping[str, Path], runs: pd.DataFrame, keys: tuple[str, ...]) -> pd.DataFrame:
     """Return the logged values of `keys` for every run of `runs` that has a metrics.jsonl.
 
-    `folder_of` maps run ids to run folders. Columns: run_id, rung_id, role, budget, step, step_fraction, tokens and
+    `folder_of` maps run ids to run folders. `runs` has a column held_out. Columns: run_id, rung_id, held_out, budget, step, step_fraction, tokens and
     `keys`; a record without any of the keys is left out, a key that a record lacks is missing there.
     """
     rows = []
@@ -98,14 +98,15 @@ def metrics_frame(folder_of: Mapping[str, Path], runs: pd.DataFrame, keys: tuple
                 continue
             rows.append(
                 {
-                    **{name: run[name] for name in ("run_id", "rung_id", "role", "budget")},
+                    **{name: run[name] for name in ("run_id", "rung_id", "budget")},
+                    "held_out": run["held_out"],
                     "step": record["step"],
                     "step_fraction": record["step"] / run["steps"],
                     "tokens": record["step"] * run["batch_tokens"],
                     **{key: record.get(key, np.nan) for key in keys},
                 }
             )
-    columns = ["run_id", "rung_id", "role", "budget", "step", "step_fraction", "tokens", *keys]
+    columns = ["run_id", "rung_id", "held_out", "budget", "step", "step_fraction", "tokens", *keys]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -114,7 +115,7 @@ def draw_curves(ax: Axes, frame: pd.DataFrame, x: str, y: str, compute_range: tu
     scale = compute_norm(compute_range)
     for _, run in frame.groupby("run_id", sort=False):
         run = run.dropna(subset=[y])
-        held_out = (run["role"] == "held_out").any()
+        held_out = run["held_out"].any()
         colour = HELD_OUT if held_out else COMPUTE_MAP(scale(run["budget"].iloc[0]))
         ax.plot(run[x], run[y], color=colour, lw=1.1 if held_out else 0.8, zorder=3 if held_out else 2)
     ax.grid(color=GRID, lw=0.6)

@@ -92,12 +92,12 @@ def curves_figure(
         ax.set_xlabel("training tokens")
         ax.set_ylabel(f"training loss ({unit})")
         colours = ScalarMappable(compute_norm(compute_range), COMPUTE_MAP)
-        budgets = sorted(frame.loc[frame["role"] != "held_out", "budget"].unique())
+        budgets = sorted(frame.loc[~frame["held_out"].astype(bool), "budget"].unique())
         bar = figure.colorbar(colours, ax=ax, label="budget (FLOPs)", ticks=budgets)
         bar.ax.set_yticklabels([format_flops(budget) for budget in budgets])
         bar.ax.minorticks_off()
         svg = to_svg(figure, "training_curves", alt)
-    held_out = " Orange: the held-out runs." if (frame["role"] == "held_out").any() else ""
+    held_out = " Orange: the held-out runs." if frame["held_out"].any() else ""
     caption = f"**Training curves.** Training loss of each of the {count} runs, one line a run.{held_out}"
     return Figure("training_curves", "Training curves", svg, csv_bytes(frame), alt, caption)
 

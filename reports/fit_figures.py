@@ -9,6 +9,7 @@ from fits.result import FitResult
 from forecasts.record import Check, Forecast
 from ladder.units import format_flops, format_loss, format_percent
 from reports.figures import WIDTH, Figure, csv_bytes
+from reports.material import held_out
 from reports.svg import canvas, to_svg
 from reports.wording import count_of, format_factor, readable_unit
 
@@ -65,7 +66,7 @@ def isoflop_figure(
     profiles = result.isoflop
     if profiles is None:
         return None
-    excluded = runs[(runs["metric"] == metric) & runs["excluded_reason"].notna() & (runs["role"] != "held_out")]
+    excluded = runs[(runs["metric"] == metric) & runs["excluded_reason"].notna() & ~held_out(runs)]
     frame = isoflop_frame(profiles, excluded)
     used = sum(profile.optimum is not None for profile in profiles.profiles)
     alt = (
@@ -105,9 +106,12 @@ def residual_figure(
         axes = figure.subplots(len(frames), 2, squeeze=False)
         for row, (key, frame) in zip(axes, frames.items(), strict=True):
             draw_residuals(row[0], frame, "compute", "training compute (FLOPs)", compute_range=compute_range)
-            draw_residuals(row[1], frame, "tokens_per_param", "tokens per parameter", compute_range=compute_range)
             row[0].set_ylabel(f"{key}\nresidual (%)")
-            row[1].set_ylabel("")
+            if frame["tokens_per_param"].notna().any():
+                draw_residuals(row[1], frame, "tokens_per_param", "tokens per parameter", compute_range=compute_range)
+                row[1].set_ylabel("")
+            else:
+                row[1].set_axis_off()
         svg = to_svg(figure, "residuals", alt)
     what = ", ".join(f"`{key}` ({'optima' if fit.spec.on_optima else 'runs'})" for key, fit in shown.items())
     caption = (

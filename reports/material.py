@@ -28,14 +28,20 @@ def last_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("eval_step", kind="stable").drop_duplicates(["run_id", "metric"], keep="last")
 
 
+def held_out(frame: pd.DataFrame) -> pd.Series:
+    """Return which rows were held out; rows of imported tables may have no role, and were not."""
+    return frame["role"].eq("held_out").fillna(False).astype(bool)
+
+
 def rung_frame(runs: pd.DataFrame, ladder: Ladder, metric: str) -> pd.DataFrame:
     """Return one row a rung with runs: counts, budget, realised compute, mean loss by metric and its sd over seeds.
 
-    Columns: rung_id, name, role, budget, compute, compute_error, active_params, total_params, tokens,
+    Columns: rung_id (the run where it has none), name, held_out, budget, compute, compute_error, active_params, total_params, tokens,
     tokens_per_param, runs (that entered the mean), excluded, loss, loss_sd (missing for one run), and ``other``, the
     mean of the validation loss where the table has one besides `metric`.
     """
     last = last_rows(runs)
+    last = last.assign(rung_id=last["rung_id"].fillna(last["run_id"]), held_out=held_out(last))
     names = {rung.rung_id: rung.name for rung in ladder.rungs}
     other = other_metric(runs, metric)
     rows = []
@@ -47,7 +53,10 @@ def rung_frame(runs: pd.DataFrame, ladder: Ladder, metric: str) -> pd.DataFrame:
             {
                 "rung_id": rung_id,
                 "name": names.get(str(rung_id), str(rung_id)),
-                **{key: first[key] for key in ("role", "budget", "compute", "active_params", "total_params", "tokens")},
+                **{
+                    key: first[key]
+                    for key in ("held_out", "budget", "compute", "active_params", "total_params", "tokens")
+                },
                 "compute_error": first["compute"] / first["budget"] - 1,
                 "tokens_per_param": first["tokens"] / first["active_params"],
                 "runs": len(good),
@@ -58,9 +67,7 @@ def rung_frame(runs: pd.DataFrame, ladder: Ladder, metric: str) -> pd.DataFrame:
             }
         )
     frame = pd.DataFrame(rows)
-    held_out = (frame["role"] == "held_out").astype(int)
-    order = frame.assign(held_out=held_out).sort_values(["held_out", "budget", "active_params"], kind="stable")
-    return order.drop(columns="held_out").reset_index(drop=True)
+    return frame.sort_values(["held_out", "budget", "active_params"], kind="stable").reset_index(drop=True)
 
 
 def other_metric(runs: pd.DataFrame, metric: str) -> str:
@@ -91,7 +98,7 @@ def rung_table(frame: pd.DataFrame, metric: str, other: str, unit: str) -> Table
         fields,
         caption="Rungs with runs in this study. Losses are means over the runs that count; rows on a tint were held out.",
         group="budget",
-        marks=["held-out" if role == "held_out" else "" for role in frame["role"]],
+        marks=["held-out" if held else "" for held in frame["held_out"]],
     )
 
 
