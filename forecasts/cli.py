@@ -1,0 +1,185 @@
+"""Commands `foretell forecast ...`: draft, register, verify, check, list."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ladder.units import format_loss, format_percent
+
+app = typer.Typer(no_args_is_help=True, help="Register forecasts, verify the registry, check outcomes.")
+
+StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+ForecastArgument = Annotated[str, typer.Argument(help="Id of a registered forecast, or its beginning.", metavar="ID")]
+
+
+def _interval(forecast: Any) -> str:
+    low, high = forecast.main.predictive.interval(forecast.rule.level)
+    level = format_percent(forecast.rule.level, signed=False)
+    return f"{format_loss(forecast.main.median)}, {level} interval {format_loss(low)} to {format_loss(high)}"
+
+
+@app.command()
+def draft(
+    rung: Annotated[str, typer.Option(help="Rung id (see foretell ladder show).")],
+    main: Annotated[str, typer.Option("--fit", help="Name of the fit that is scored.")],
+    title: Annotated[str, typer.Option(help="One line that names the forecast.")],
+    author: Annotated[list[str], typer.Option(help="Author; repeat for several.")],
+    comparator: Annotated[list[str] | None, typer.Option(help="Fit frozen beside it; repeat.")] = None,
+    metric: Annotated[str, typer.Option(help="Metric of the run table.")] = "test/loss",
+    level: Annotated[float, typer.Option(help="Level of the interval that decides.")] = 0.9,
+    claimed_error: Annotated[float | None, typer.Option(help="Claimed bound on the relative error.")] = None,
+    seen: Annotated[str, typer.Option(help="not_started, running or finished_unseen.")] = "not_started",
+    supersedes: Annotated[str | None, typer.Option(help="Id of the forecast this one amends.")] = None,
+    latest: Annotated[str | None, typer.Option(help="Latest end of the target, ISO 8601.")] = None,
+    declared_leak: Annotated[list[str] | None, typer.Option(help="Run at or above the target used knowingly.")] = None,
+    rationale: Annotated[str, typer.Option(help="Free text.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the draft.")] = "forecast",
+    study: StudyOption = Path("study"),
+    as_json: JsonOption = False,
+) -> None:
+    """Draft a forecast from fits; nothing is entered yet.
+
+    Example: foretell forecast draft --rung 1cabff2c --fit floor-integrated --comparator power-law --title "The
+    largest rung" --author me
+    """
+    from forecasts.draft import draft as make
+    from forecasts.draft import save_draft
+    from forecasts.record import SeenState
+    from ladder.errors import InputError
+    from ladder.rung import read_ladder
+    from ladder.study import Study
+
+    if seen not in set(SeenState):
+        raise InputError(f"--seen {seen!r} is none of {', '.join(SeenState)}.")
+    where = Study(study)
+    ladder = read_ladder(where.ladder)
+    forecast = make(
+        where,
+        ladder,
+        ladder.rung(rung),
+        metric,
+        main=main,
+        comparators=comparator or [],
+        title=title,
+        authors=author,
+        level=level,
+        claimed_error=claimed_error,
+        latest=latest,
+        seen=SeenState(seen),
+        declared_leaks=declared_leak or [],
+        supersedes=supersedes,
+        rationale=rationale,
+    )
+    path = save_draft(where, forecast, name)
+    if as_json:
+        typer.echo(json.dumps({"draft": str(path), "median": forecast.main.median, "sha256": forecast.sha256}))
+    else:
+        typer.echo(f"{path}: {_interval(forecast)}.\nRegister it with: foretell forecast register {path}")
+
+
+@app.command()
+def register(
+    path: Annotated[Path, typer.Argument(help="A draft.", metavar="DRAFT")],
+    study: StudyOption = Path("study"),
+    as_json: JsonOption = False,
+) -> None:
+    """Reproduce a draft from its data and enter it in the ledger; it can never be changed afterwards.
+
+    Example: foretell forecast register study/drafts/forecast.json --study study
+    """
+    from forecasts.register import register as enter
+    from ladder.study import Study
+
+    entry = enter(Study(study), path)
+    if as_json:
+        row = {"forecast_id": entry.forecast_id, "sha256": entry.sha256, "index": entry.index, "time": entry.time}
+        typer.echo(json.dumps({**row, "path": str(entry.path)}))
+    else:
+        typer.echo(f"Registered {entry.path} at {entry.time}, line {entry.index + 1} of the ledger.")
+        typer.echo(f"sha256 {entry.sha256}: publish it, for evidence beyond this folder's own clock.")
+
+
+@app.command()
+def verify(study: StudyOption = Path("study"), as_json: JsonOption = False) -> None:
+    """Recompute every digest, the chain, and the order of forecasts and runs; exit code 3 when something does not hold.
+
+    Example: foretell forecast verify --study study
+    """
+    from forecasts.verify import verify as recompute
+    from ladder.study import Study
+
+    report = recompute(Study(study))
+    if as_json:
+        rows = [{"forecast_id": f.forecast_id, "evidence_level": str(f.evidence_level)} for f in report.forecasts]
+        typer.echo(json.dumps({"lines": report.lines, "head": report.head, "forecasts": rows, "checks": report.checks}))
+        return
+    for found in report.forecasts:
+        typer.echo(f"{found.forecast_id}: {found.evidence_level}, {found.remark}; {found.checks} checks")
+    typer.echo(f"{report.lines} lines verify. Head {report.head or 'none'}.")
+
+
+@app.command()
+def check(
+    forecast_id: ForecastArgument,
+    study: StudyOption = Path("study"),
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 4 unless the forecast held.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Resolve a forecast from the run table, score it, and enter the check; a miss is a result.
+
+    Example: foretell forecast check 2026-12-01--largest --study study
+    """
+    from forecasts.check import check as resolve
+    from forecasts.record import Outcome
+    from ladder.errors import UnusableError
+    from ladder.records import to_plain
+    from ladder.study import Study
+
+    found = resolve(Study(study), forecast_id)
+    if as_json:
+        typer.echo(json.dumps(to_plain(found)))
+    elif found.main is None or found.observed is None:
+        typer.echo(f"{found.forecast_id}: {found.outcome}; {'; '.join(found.deviations)}.")
+    else:
+        error = format_percent(found.main.relative_error)
+        typer.echo(
+            f"{found.forecast_id}: {found.outcome}. Observed {format_loss(found.observed)}, forecast {error} off."
+        )
+        typer.echo(f"CRPS {found.main.crps:.5f} in ln loss, PIT {found.main.pit:.3f}, z {found.main.z:+.2f}.")
+        for name, value in found.skill.items():
+            typer.echo(f"Skill against {name}: {value:+.3f}.")
+    if strict and found.outcome is not Outcome.HIT:
+        raise UnusableError(f"the forecast did not hold: {found.outcome}.")
+
+
+@app.command("list")
+def list_forecasts(study: StudyOption = Path("study"), as_json: JsonOption = False) -> None:
+    """List the registered forecasts and how they were resolved.
+
+    Example: foretell forecast list --study study
+    """
+    from forecasts.registry import registry
+    from ladder.study import Study
+
+    entries = registry(Study(study))
+    if as_json:
+        rows = [
+            {
+                "forecast_id": entry.forecast_id,
+                "registered_at": entry.line.time,
+                "median": entry.forecast.main.median,
+                "outcome": str(entry.check.outcome) if entry.check else "open",
+                "observed": entry.check.observed if entry.check else None,
+            }
+            for entry in entries
+        ]
+        typer.echo(json.dumps({"forecasts": rows}))
+        return
+    for entry in entries:
+        outcome = f"{entry.check.outcome}, observed {entry.check.observed}" if entry.check else "open"
+        typer.echo(f"{entry.forecast_id}  {_interval(entry.forecast)}  {outcome}")
+    if not entries:
+        typer.echo("Nothing is registered in this study.")
