@@ -89,7 +89,7 @@ def verdict_of(
             "error_size": format_percent(abs(error), signed=False),
             "direction": "high" if error >= 0 else "low",
         }
-        if forecast.rule.claimed_error is not None:
+        if forecast.rule.claimed_error is not None and check.outcome is not Outcome.AMBIGUOUS:
             outcome["claim"] = "held" if abs(error) <= forecast.rule.claimed_error else "failed"
     return Verdict(**{**vars(shown), **outcome})
 

@@ -1,16 +1,19 @@
 """A small synthetic study for the tests of reports: a real ladder, run rows from a known law, metrics of every run."""
 
 import dataclasses
+import functools
 import json
 import math
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from forecasts.check import check
 
 from fits.fit import fit
 from fits.spec import FLOOR_INTEGRATED, FitSpec
+from forecasts.check import check
 from forecasts.draft import draft
 from forecasts.register import register
 from forecasts.registry import registry
@@ -179,7 +182,18 @@ def checked_study(folder: Path, shift: float = 0.0) -> tuple[Study, str]:
 
 
 def open_study(folder: Path) -> tuple[Study, str]:
-    """Return a study with one registered forecast whose target has not started, and the forecast's id."""
-    study, ladder = Study(folder), plan()
+    """Return a study in `folder` with one registered forecast whose target has not started, and the forecast's id.
+
+    It is made once a process and copied: fitting and registering take seconds.
+    """
+    template, forecast_id = _template()
+    shutil.copytree(template.name, folder)
+    return Study(folder), forecast_id
+
+
+@functools.cache
+def _template() -> tuple[tempfile.TemporaryDirectory[str], str]:
+    place = tempfile.TemporaryDirectory()
+    study, ladder = Study(Path(place.name)), plan()
     write_fits(study, write_fit_runs(study, ladder))
-    return study, register_target(study, ladder)
+    return place, register_target(study, ladder)

@@ -12,16 +12,19 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
+from forecasts.check import check
 from forecasts.record import Outcome
 from forecasts.registry import registry
 from ladder.errors import InputError, VerificationError
+from ladder.provenance import utc_now
 from ladder.records import sha256_file
+from ladder.runs import RunTable
 from ladder.study import Study
 from ladder.units import format_loss, format_percent
 from reports import ReportContext, build_context, build_report
 from reports.build import replace_folder, report_files
 from reports.render import render_html, render_markdown
-from tests.reports_study import checked_study, open_study, plan, resolve
+from tests.reports_study import checked_study, open_study, plan, resolve, write_held_out_runs
 
 FIGURES = {"card", "loss_vs_compute", "isoflop", "residuals", "training_curves", "router_health"}
 SECTIONS = (
@@ -239,6 +242,39 @@ def test_miss_is_told_with_the_same_sections(opened: tuple[Study, str], tmp_path
     assert "outside the 90 % interval" in page.text
     assert tuple(page.headings[1:]) == SECTIONS
     assert len(page.svgs) == len(FIGURES)
+
+
+def test_ambiguous_outcome_is_shown_as_provisional(opened: tuple[Study, str], tmp_path: Path) -> None:
+    study = Study(tmp_path / "study")
+    shutil.copytree(opened[0].root, study.root)
+    table = write_held_out_runs(study, plan(), utc_now(), utc_now())
+    RunTable(table.frame[(table.frame["role"] == "fit") | (table.frame["seed"] == 0)]).save(study.runs)
+    check(study, opened[1])
+    context = build_context(study, opened[1])
+    assert context.verdict.state == "ambiguous"
+    assert context.verdict.claim == ""
+    text = Page(report_files(context)["index.html"].decode()).text
+    assert "Ambiguous" in text
+    assert "provisional" in text
+    assert context.verdict.observed in text
+    assert "no run of seed 1 has ended" in text
+
+
+def test_annulled_forecast_is_not_scored(opened: tuple[Study, str], tmp_path: Path) -> None:
+    study = Study(tmp_path / "study")
+    shutil.copytree(opened[0].root, study.root)
+    frame = write_held_out_runs(study, plan(), utc_now(), utc_now()).frame.copy()
+    frame.loc[(frame["role"] == "held_out") & (frame["seed"] == 1), ["status", "excluded_reason"]] = "diverged"
+    frame.loc[frame["status"] == "diverged", "loss"] = np.nan
+    RunTable.of(frame).save(study.runs)
+    check(study, opened[1])
+    context = build_context(study, opened[1])
+    assert context.verdict.state == "annulled"
+    assert context.verdict.error == ""
+    text = Page(report_files(context)["index.html"].decode()).text
+    assert "It is annulled" in text
+    assert "ended as diverged" in text
+    assert "CRPS" not in text
 
 
 def test_context_holds_text_only_and_is_frozen(opened_context: ReportContext) -> None:
