@@ -54,5 +54,6 @@ fi
 if [ "${1:-}" = --tpu ]; then only libtpu >"$work/lock.txt"; else without libtpu >"$work/lock.txt"; fi
 export VIRTUAL_ENV="$PWD/.venv" UV_HTTP_TIMEOUT=300
 echo "Installing the locked packages" >&2
-.venv/bin/uv pip install --quiet --require-hashes --no-deps -r "$work/lock.txt"
+# Bytecode is compiled now, as pip does, and not at each start where writing it later is switched off.
+.venv/bin/uv pip install --quiet --compile-bytecode --require-hashes --no-deps -r "$work/lock.txt"
 .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
