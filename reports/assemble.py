@@ -93,7 +93,7 @@ def _figures(sources: Sources) -> list[Figure]:
     colours = (float(fitted.min()), float(fitted.max()))
     folders = {str(run_id): sources.study.run(str(run_id)) for run_id in rows["run_id"].unique()}
     drawn = [
-        card_figure(forecast, check),
+        card_figure(forecast, check, _unconverged(sources)),
         loss_figure(forecast, check, fit, sources.comparator_fits, colours),
         isoflop_figure(fit, frame, metric.name, colours),
         residual_figure(forecast.main.name, fit, sources.comparator_fits, colours),

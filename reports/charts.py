@@ -5,7 +5,7 @@ Each is a function that returns a tidy frame and one that draws it on axes it is
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from forecasts.record import QUANTILE_LEVELS, Check, Forecast
 from ladder.errors import InputError
 
 COMPARATOR = "#8a929b"
+SMOOTHING = 20  # single batches scatter by tenths of a nat; a twentieth of a run still shows the decay
+MARK = " †"  # after the name of a fit that did not converge
 BANDS = ((0.025, 0.975, 1.4), (0.05, 0.95, 4.0), (0.25, 0.75, 9.0))  # lower level, upper level, width in points
 
 
@@ -29,12 +31,15 @@ def compute_norm(compute_range: tuple[float, float]) -> LogNorm:
     return LogNorm(low, max(high, low * 1.01) * 1.6)  # the light end is left out
 
 
-def card_frame(forecast: Forecast, check: Check | None) -> pd.DataFrame:
-    """Return one row a model: name, role, the loss at each quantile level (``q0.5``), observed loss and its error."""
+def card_frame(forecast: Forecast, check: Check | None, unconverged: Collection[str] = ()) -> pd.DataFrame:
+    """Return one row a model: name, role, whether its fit converged, the loss at each quantile level, observed loss.
+
+    Columns: model, role, converged, q0.025 to q0.975, observed, observed_se.
+    """
     rows = []
     for role, model in [("main", forecast.main), *(("comparator", model) for model in forecast.comparators)]:
         quantiles = {f"q{level:g}": loss for level, loss in zip(QUANTILE_LEVELS, model.quantiles, strict=True)}
-        rows.append({"model": model.name, "role": role, **quantiles})
+        rows.append({"model": model.name, "role": role, "converged": model.name not in unconverged, **quantiles})
     frame = pd.DataFrame(rows)
     frame["observed"] = check.observed if check and check.observed is not None else np.nan
     frame["observed_se"] = check.observed_se if check and check.observed_se is not None else np.nan
@@ -49,7 +54,8 @@ def draw_card(ax: Axes, frame: pd.DataFrame, unit: str) -> Axes:
             span = [record[f"q{low:g}"], record[f"q{high:g}"]]
             ax.plot(span, [row, row], color=colour, lw=width, solid_capstyle="butt", zorder=3)
         ax.plot(record["q0.5"], row, "o", ms=5, mfc="white", mec=colour, mew=1.3, zorder=4)
-    ax.set_yticks(range(len(frame)), frame["model"])
+    names = [name if good else name + MARK for name, good in zip(frame["model"], frame["converged"], strict=True)]
+    ax.set_yticks(range(len(frame)), names)
     for label, role in zip(ax.get_yticklabels(), frame["role"], strict=True):
         label.set_fontweight("bold" if role == "main" else "normal")
     ax.set_ylim(len(frame) - 0.4, -0.75)
@@ -108,6 +114,15 @@ def metrics_frame(folder_of: Mapping[str, Path], runs: pd.DataFrame, keys: tuple
             )
     columns = ["run_id", "rung_id", "held_out", "budget", "step", "step_fraction", "tokens", *keys]
     return pd.DataFrame(rows, columns=columns)
+
+
+def smoothed(frame: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Return `frame` with a column ``<key>_mean``: the running mean over a twentieth of each run's logged steps."""
+
+    def mean(run: pd.Series) -> pd.Series:
+        return run.rolling(max(1, len(run) // SMOOTHING), center=True, min_periods=1).mean()
+
+    return frame.assign(**{f"{key}_mean": frame.groupby("run_id", sort=False)[key].transform(mean)})
 
 
 def draw_curves(ax: Axes, frame: pd.DataFrame, x: str, y: str, compute_range: tuple[float, float]) -> Axes:

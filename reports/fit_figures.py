@@ -4,14 +4,16 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from fits.isoflop import LEVEL
 from fits.plots import draw_isoflop, draw_loss, draw_residuals, isoflop_frame, loss_frame, residual_frame
 from fits.result import FitResult
 from forecasts.record import Check, Forecast
 from ladder.units import format_flops, format_loss, format_percent
-from reports.figures import WIDTH, Figure, csv_bytes
+from reports.charts import MARK
+from reports.figures import WIDTH, Figure, csv_bytes, daggers
 from reports.material import held_out
 from reports.svg import canvas, to_svg
-from reports.wording import count_of, format_factor, readable_unit
+from reports.wording import count_of, format_factor, format_level, readable_unit
 
 
 def loss_figure(
@@ -28,7 +30,7 @@ def loss_figure(
     observed: list[tuple[float, float, float | None]] = []
     if check is not None and check.observed is not None:
         observed = [(float(target.compute), check.observed, check.observed_se)]
-    drawn = {name: fit for name, fit in comparators.items() if fit.spec.on_optima}
+    drawn = {name if fit.usable else name + MARK: fit for name, fit in comparators.items() if fit.spec.on_optima}
     frame = loss_frame(result, float(target.compute), comparators=drawn, held_out=observed)
     factor = format_factor(forecast.extrapolation_factor["compute"])
     low, high = result.fit_range["compute"]
@@ -54,7 +56,7 @@ def loss_figure(
     caption = (
         f"**Loss against compute.** Circles are the optima the law was fitted to, the line is its median, dashed where "
         f"it extrapolates, the bands hold half and nine tenths of the probability of the next run. {star}The target "
-        f"lies {factor} times beyond the largest fitted compute.{second}"
+        f"lies {factor} times beyond the largest fitted compute.{second}{daggers([name for name in drawn if name.endswith(MARK)])}"
     )
     return Figure("loss_vs_compute", "Loss against compute", svg, csv_bytes(frame), alt, caption)
 
@@ -86,7 +88,7 @@ def isoflop_figure(
     )
     caption = (
         "**IsoFLOP curves.** One colour a budget, labelled in FLOPs; each circle is the mean over seeds of one size. "
-        f"Diamonds are the optima with their intervals; a dashed curve gives none.{hollow}{misfit}"
+        f"Diamonds are the optima with their {format_level(LEVEL)} intervals; a dashed curve gives none.{hollow}{misfit}"
     )
     return Figure("isoflop", "IsoFLOP curves", svg, csv_bytes(frame), alt, caption)
 
@@ -95,7 +97,8 @@ def residual_figure(
     name: str, result: FitResult, comparators: Mapping[str, FitResult], compute_range: tuple[float, float]
 ) -> Figure:
     """Return residuals against compute and tokens per parameter: of the main fit and of each law fitted to runs."""
-    shown = {name: result, **{key: fit for key, fit in comparators.items() if not fit.spec.on_optima}}
+    fits = {name: result, **{key: fit for key, fit in comparators.items() if not fit.spec.on_optima}}
+    shown = {key if fit.usable else key + MARK: fit for key, fit in fits.items()}
     frames = {key: residual_frame(fit).assign(fit=key) for key, fit in shown.items()}
     largest = {key: format_percent(float(frame["residual"].abs().max()), signed=False) for key, frame in frames.items()}
     alt = "Residuals against compute and against tokens per parameter. " + " ".join(
@@ -117,5 +120,6 @@ def residual_figure(
     caption = (
         f"**Residuals**, observed over fitted minus one: {what}. The grey band is one standard deviation of the seed "
         "noise, where it was measured. A trend would mean that the law has the wrong form."
+        + daggers([key for key in shown if key.endswith(MARK)])
     )
     return Figure("residuals", "Residuals", svg, csv_bytes(pd.concat(frames.values())), alt, caption)

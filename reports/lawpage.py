@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from fits.isoflop import IsoflopResult
+from fits.isoflop import LEVEL, IsoflopResult
 from fits.laws import law_named
 from fits.result import FitResult
 from fits.spec import FLOOR_INTEGRATED
@@ -13,7 +13,6 @@ from reports.references import bibliography
 from reports.tables import ABSENT, Field, Table, table_of
 from reports.wording import format_factor, format_level
 
-INTERVAL_LEVEL = 0.9  # of all parameter and optimum intervals in fits
 POLICY_FORMULA = r"L(C) = L_{\max}\,(r + (1 - r)\,(C/C_{\max})^{-\gamma})"  # the docstring of fits/floor_posterior.py
 STATUS = {
     "vertex": "vertex", "exact_vertex": "exact vertex", "single_size": "single size", "too_few_sizes": "too few sizes",
@@ -70,7 +69,7 @@ def _params(result: FitResult) -> Table:
         Field("meaning", "meaning", number=False),
         Field("estimate", "estimate"),
         Field("se", "s.e."),
-        Field("interval", f"{format_level(INTERVAL_LEVEL)} interval"),
+        Field("interval", f"{format_level(LEVEL)} interval"),
         *(Field(name, known[name].label) for name in published),
     ]
     caption = "Parameters. " + (
@@ -119,7 +118,7 @@ def _optima(profiles: IsoflopResult) -> Table:
     fields = [
         Field("budget", "budget", format_flops, "FLOPs"),
         Field("state", "profile", number=False),
-        Field("size_text", "N*", unit=f"parameters ({format_level(INTERVAL_LEVEL)})"),
+        Field("size_text", "N*", unit=f"parameters ({format_level(LEVEL)})"),
         Field("tokens", "D*", format_count, "tokens"),
         Field("ratio", "D*/N*", format_factor),
         Field("loss_text", "L* ± s.e."),
