@@ -9,11 +9,10 @@ from fits.result import FitResult, read_fit
 from fits.rows import select_rows
 from forecasts.draft import forecast_model
 from forecasts.ledger import LedgerLine, LineKind, enter, read_ledger
-from forecasts.record import QUANTILE_LEVELS, Forecast, ForecastModel, read_forecast
+from forecasts.record import QUANTILE_LEVELS, Forecast, ForecastModel, SeenState, read_forecast
 from forecasts.registry import registry
 from forecasts.starts import runs_of
 from forecasts.statement import data_statement, extrapolation, refuse_leaks, target_of, target_values
-from forecasts.verify import refuse_undeclared_start
 from ladder.errors import InputError, VerificationError
 from ladder.provenance import utc_now
 from ladder.records import sha256_file
@@ -54,13 +53,24 @@ def register(study: Study, forecast: Forecast | Path, *, progress: Callable[[str
         raise InputError(f"{forecast.supersedes} is to be superseded but not registered; there are: {known or 'none'}.")
     if forecast.provenance.created_at > utc_now():
         raise VerificationError(f"the draft says it was made at {forecast.provenance.created_at}, in the future.")
+    _refuse_started(study, forecast)
     reproduce(study, forecast, progress=progress)
     _refuse_other_statement(study, forecast)
-    # Last, so that a target that starts during the refit is seen.
-    target = forecast.target
-    refuse_undeclared_start(forecast.title, utc_now(), forecast.data.seen, runs_of(study, target.rung_id))
+    _refuse_started(study, forecast)  # again, for fitting takes long enough for the target to start
     kind = LineKind.REGISTER if forecast.supersedes is None else LineKind.AMEND
     return _registered(study, forecast, enter(study, kind, forecast.forecast_id, forecast.to_json()))
+
+
+def _refuse_started(study: Study, forecast: Forecast) -> None:
+    """Raise VerificationError when any run of the target is there, dated or not, and the forecast denies it."""
+    runs = runs_of(study, forecast.target.rung_id)
+    if forecast.data.seen is SeenState.NOT_STARTED and runs:
+        run = runs[0]
+        raise VerificationError(
+            f"forecast {forecast.title!r} says that its target had not started, but run {run.run_id} of it "
+            f"{f'started at {run.started_at}' if run.started_at else 'is there'} ({run.source}). Declare what has been "
+            "seen (--seen running or finished_unseen), which makes the forecast exploratory."
+        )
 
 
 def reproduce(study: Study, forecast: Forecast, *, progress: Callable[[str], None] | None = None) -> None:

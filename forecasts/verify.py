@@ -84,13 +84,13 @@ def _refuse_strays(study: Study, entered: set[str]) -> None:
 
 def _ordered(entry: RegisteredForecast, runs: tuple[RunTimes, ...]) -> VerifiedForecast:
     registered, seen = entry.line.time, entry.forecast.data.seen
-    refuse_undeclared_start(entry.forecast_id, registered, seen, runs)
-    evidence, remark = evidence_of(registered, seen, runs)
+    _refuse_undeclared_start(entry.forecast_id, registered, seen, runs)
+    evidence, remark = _evidence_of(registered, seen, runs)
     first = min((run.started_at for run in runs if run.started_at), default=None)
     return VerifiedForecast(entry.forecast_id, registered, first, evidence, remark, len(entry.checks))
 
 
-def refuse_undeclared_start(forecast_id: str, registered: str, seen: SeenState, runs: tuple[RunTimes, ...]) -> None:
+def _refuse_undeclared_start(forecast_id: str, registered: str, seen: SeenState, runs: tuple[RunTimes, ...]) -> None:
     """Raise VerificationError when a run of the target started before `registered` and the forecast denies it."""
     if seen is not SeenState.NOT_STARTED:
         return
@@ -103,7 +103,7 @@ def refuse_undeclared_start(forecast_id: str, registered: str, seen: SeenState, 
             )
 
 
-def evidence_of(registered: str, seen: SeenState, runs: tuple[RunTimes, ...]) -> tuple[EvidenceLevel, str]:
+def _evidence_of(registered: str, seen: SeenState, runs: tuple[RunTimes, ...]) -> tuple[EvidenceLevel, str]:
     """Return what shows that a forecast registered at `registered` preceded the outcome of `runs`, and in words."""
     unknown = [run.run_id for run in runs if run.started_at is None]
     if seen is SeenState.FINISHED_UNSEEN:
