@@ -106,7 +106,8 @@ def _held_out(
         recipe, budget, hidden, role=Role.HELD_OUT, seeds=seeds, overrides=rest, corpus_tokens=corpus_tokens
     )
     if "hidden" in by_hand:
-        return replace(rung, overrides=(Override("hidden", hidden, central), *rung.overrides))
+        recorded = (Override("hidden", hidden, central), *rung.overrides)
+        return replace(rung, overrides=tuple(sorted(recorded, key=lambda item: item.field)))
     return rung
 
 

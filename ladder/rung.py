@@ -65,7 +65,7 @@ class Rung:
         seeds: one run is made for each.
         extrapolated_recipe: why the rung lies outside the recipe's range, or an empty string.
         router: how tokens choose experts.
-        overrides: fields set by hand, beside what the recipe's rule gives.
+        overrides: fields set by hand, by name, beside what the recipe's rule gives.
         corpus_tokens: distinct tokens there are to train on; 0 when not stated.
     """
 

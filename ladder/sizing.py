@@ -45,7 +45,7 @@ def make_rung(
         shape = replace(shape, **changes)
         batch_seqs, steps = _batch_and_steps(recipe, budget, shape, overrides)
         made = _decided(shape, batch_seqs, steps)
-        recorded = tuple(Override(name, made[name], rule[name]) for name in overrides)
+        recorded = tuple(Override(name, made[name], rule[name]) for name in sorted(overrides))
     flops_per_step = training_flops_per_token(shape, recipe.flop_convention) * batch_seqs * shape.seq_len
     if abs(steps * flops_per_step - budget) > MAX_COMPUTE_ERROR * budget:
         if overrides and ("steps" in overrides or "tokens" in overrides):
