@@ -1,6 +1,7 @@
 """Commands `foretell forecast ...`: draft, register, verify, check, list."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,18 @@ def _interval(forecast: Any) -> str:
     return f"{format_loss(forecast.main.median)}, {level} interval {format_loss(low)} to {format_loss(high)}"
 
 
+def _show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")  # ids are copied from here: never cut
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
 @app.command()
 def draft(
     rung: Annotated[str, typer.Option(help="Rung id (see foretell ladder show).")],
@@ -38,6 +51,7 @@ def draft(
     rationale: Annotated[str, typer.Option(help="Free text.")] = "",
     name: Annotated[str, typer.Option(help="Name of the draft.")] = "forecast",
     study: StudyOption = Path("study"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing draft.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Draft a forecast from fits; nothing is entered yet.
@@ -55,6 +69,8 @@ def draft(
     if seen not in set(SeenState):
         raise InputError(f"--seen {seen!r} is none of {', '.join(SeenState)}.")
     where = Study(study)
+    if where.draft(name).exists() and not force:
+        raise InputError(f"{where.draft(name)} exists; choose another --name, or replace it with --force.")
     ladder = read_ladder(where.ladder)
     forecast = make(
         where,
@@ -85,6 +101,7 @@ def register(
     path: Annotated[Path, typer.Argument(help="A draft.", metavar="DRAFT")],
     study: StudyOption = Path("study"),
     as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Reproduce a draft from its data and enter it in the ledger; it can never be changed afterwards.
 
@@ -93,7 +110,11 @@ def register(
     from forecasts.register import register as enter
     from ladder.study import Study
 
-    entry = enter(Study(study), path)
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    entry = enter(Study(study), path, progress=say)
     if as_json:
         row = {"forecast_id": entry.forecast_id, "sha256": entry.sha256, "index": entry.index, "time": entry.time}
         typer.echo(json.dumps({**row, "path": str(entry.path)}))
@@ -113,11 +134,26 @@ def verify(study: StudyOption = Path("study"), as_json: JsonOption = False) -> N
 
     report = recompute(Study(study))
     if as_json:
-        rows = [{"forecast_id": f.forecast_id, "evidence_level": str(f.evidence_level)} for f in report.forecasts]
-        typer.echo(json.dumps({"lines": report.lines, "head": report.head, "forecasts": rows, "checks": report.checks}))
+        forecasts = [
+            {"forecast_id": f.forecast_id, "evidence_level": str(f.evidence_level), "remark": f.remark}
+            for f in report.forecasts
+        ]
+        document = {"lines": report.lines, "head": report.head, "forecasts": forecasts, "checks": report.checks}
+        typer.echo(json.dumps(document))
         return
-    for found in report.forecasts:
-        typer.echo(f"{found.forecast_id}: {found.evidence_level}, {found.remark}; {found.checks} checks")
+    headings = ("forecast", "registered", "target started", "evidence", "checks")
+    rows = [
+        (
+            f.forecast_id,
+            f.registered_at[:19],
+            (f.first_start or "")[:19],
+            f"{f.evidence_level}: {f.remark}",
+            str(f.checks),
+        )
+        for f in report.forecasts
+    ]
+    if rows:
+        _show(headings, rows)
     typer.echo(f"{report.lines} lines verify. Head {report.head or 'none'}.")
 
 
@@ -178,8 +214,20 @@ def list_forecasts(study: StudyOption = Path("study"), as_json: JsonOption = Fal
         ]
         typer.echo(json.dumps({"forecasts": rows}))
         return
-    for entry in entries:
-        outcome = f"{entry.check.outcome}, observed {entry.check.observed}" if entry.check else "open"
-        typer.echo(f"{entry.forecast_id}  {_interval(entry.forecast)}  {outcome}")
     if not entries:
         typer.echo("Nothing is registered in this study.")
+        return
+    table = []
+    for entry in entries:
+        low, high = entry.forecast.main.predictive.interval(entry.forecast.rule.level)
+        observed = entry.check.observed if entry.check else None
+        table.append(
+            (
+                entry.forecast_id,
+                format_loss(entry.forecast.main.median),
+                f"{format_loss(low)} to {format_loss(high)}",
+                "" if observed is None else format_loss(observed),
+                str(entry.check.outcome) if entry.check else "open",
+            )
+        )
+    _show(("forecast", "median", "interval", "observed", "outcome"), table)

@@ -11,7 +11,7 @@ from forecasts.draft import forecast_model
 from forecasts.ledger import LedgerLine, LineKind, enter, read_ledger
 from forecasts.record import QUANTILE_LEVELS, Forecast, ForecastModel, SeenState, read_forecast
 from forecasts.registry import registry
-from forecasts.starts import runs_of
+from forecasts.starts import runs_by_rung
 from forecasts.statement import data_statement, extrapolation, refuse_leaks, target_of, target_values
 from ladder.errors import InputError, VerificationError
 from ladder.provenance import utc_now
@@ -63,7 +63,7 @@ def register(study: Study, forecast: Forecast | Path, *, progress: Callable[[str
 
 def _refuse_started(study: Study, forecast: Forecast) -> None:
     """Raise VerificationError when any run of the target is there, dated or not, and the forecast denies it."""
-    runs = runs_of(study, forecast.target.rung_id)
+    runs = runs_by_rung(study).get(forecast.target.rung_id, ())
     if forecast.data.seen is SeenState.NOT_STARTED and runs:
         run = runs[0]
         raise VerificationError(

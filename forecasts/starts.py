@@ -1,4 +1,4 @@
-"""When the runs of a rung started and ended, by every record the study has of it."""
+"""When the runs of each rung started and ended, by every record the study has of them."""
 
 import datetime
 from collections.abc import Iterator
@@ -44,19 +44,23 @@ def as_utc(text: str, where: str) -> str:
     return zoned.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def runs_of(study: Study, rung_id: str) -> tuple[RunTimes, ...]:
-    """Return the runs of a rung that have started: rows of the run table, and folders with a spec or a record.
+def runs_by_rung(study: Study) -> dict[str, tuple[RunTimes, ...]]:
+    """Return by rung id the runs that have started: rows of the run table, and folders with a spec or a record.
 
     A run is there as soon as it has a folder with a spec.json, long before it has a row. All seeds count, registered
     or not. The earliest start wins where records differ.
 
     Raises InputError naming a record that cannot be read: what cannot be read is not taken for absent.
     """
-    found: dict[str, RunTimes] = {}
+    found: dict[tuple[str, str], RunTimes] = {}
     table = read_runs(study.runs) if study.runs.exists() else None
-    for seen in (*_in_table(table, rung_id, str(study.runs)), *_in_folders(study, rung_id)):
-        found[seen.run_id] = _earliest(found[seen.run_id], seen) if seen.run_id in found else seen
-    return tuple(found[run_id] for run_id in sorted(found))
+    for rung_id, seen in (*_in_table(table, str(study.runs)), *_in_folders(study)):
+        key = rung_id, seen.run_id
+        found[key] = _earliest(found[key], seen) if key in found else seen
+    rungs: dict[str, tuple[RunTimes, ...]] = {}
+    for (rung_id, _), run in sorted(found.items()):
+        rungs[rung_id] = (*rungs.get(rung_id, ()), run)
+    return rungs
 
 
 def _earliest(a: RunTimes, b: RunTimes) -> RunTimes:
@@ -65,29 +69,29 @@ def _earliest(a: RunTimes, b: RunTimes) -> RunTimes:
     return RunTimes(a.run_id, first.started_at, min(ends, default=None), first.source)
 
 
-def _in_table(table: RunTable | None, rung_id: str, where: str) -> Iterator[RunTimes]:
+def _in_table(table: RunTable | None, where: str) -> Iterator[tuple[str, RunTimes]]:
     if table is None:
         return
-    frame = table.frame
-    columns = ["run_id", "started_at", "finished_at"]
-    rows = frame.loc[(frame["rung_id"] == rung_id).fillna(False), columns].drop_duplicates()
+    columns = ["rung_id", "run_id", "started_at", "finished_at"]
+    rows = table.frame[columns].dropna(subset="rung_id").drop_duplicates()
     for row in rows.astype("object").where(rows.notna(), None).itertuples(index=False):
-        yield _times(str(row.run_id), row.started_at, row.finished_at, f"{where}, run {row.run_id}")
+        yield str(row.rung_id), _times(str(row.run_id), row.started_at, row.finished_at, f"{where}, run {row.run_id}")
 
 
-def _in_folders(study: Study, rung_id: str) -> Iterator[RunTimes]:
+def _in_folders(study: Study) -> Iterator[tuple[str, RunTimes]]:
     for path in sorted((study.root / "runs").glob("*/*.json")):
         match path.name:
             case "record.json":
                 record = read_json(path, "run/1")
-                found = record.get("rung_id")
+                rung_id = record.get("rung_id")
             case "spec.json":
                 record = read_json(path, "run-spec/1")
-                found = record["rung"].get("rung_id") if isinstance(record.get("rung"), dict) else None
+                rung_id = record["rung"].get("rung_id") if isinstance(record.get("rung"), dict) else None
             case _:
                 continue
-        if found == rung_id:
-            yield _times(path.parent.name, record.get("started_at"), record.get("finished_at"), str(path))
+        if not isinstance(rung_id, str):
+            raise InputError(f"{path} names no rung; it is damaged. Restore it, or remove the folder and train again.")
+        yield rung_id, _times(path.parent.name, record.get("started_at"), record.get("finished_at"), str(path))
 
 
 def _times(run_id: str, started: Any, finished: Any, where: str) -> RunTimes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from forecasts.ledger import read_ledger
 from forecasts.record import EvidenceLevel, SeenState
 from forecasts.registry import RegisteredForecast, registry
-from forecasts.starts import RunTimes, runs_of
+from forecasts.starts import RunTimes, runs_by_rung
 from ladder.errors import InputError, VerificationError
 from ladder.study import Study
 
@@ -68,7 +68,8 @@ def verify(study: Study) -> VerifyReport:
     lines = read_ledger(study)
     entries = registry(study)
     _refuse_strays(study, {line.file for line in lines})
-    forecasts = tuple(_ordered(entry, runs_of(study, entry.forecast.target.rung_id)) for entry in entries)
+    runs = runs_by_rung(study)
+    forecasts = tuple(_ordered(entry, runs.get(entry.forecast.target.rung_id, ())) for entry in entries)
     return VerifyReport(len(lines), lines[-1].digest if lines else None, forecasts)
 
 
