@@ -60,8 +60,12 @@ class TinyCpu(AbstractRecipe):
         return self.widths()
 
     def expected_optimum(self, budget: int) -> float:
-        """Return N* = 9.2e3 (C / 3e10)^0.51, the parabola vertices of the measured ladder at 3e10 to 3e11."""
-        return 9.2e3 * math.pow(budget / 3e10, 0.51)
+        """Return N* = 7.9e3 (C / 3e10)^0.55.
+
+        The vertex at 3e10 is that of the measured ladder of this recipe (7.8e3 on test text, 8.0e3 on validation);
+        three ladders of it and its precursors had exponents of 0.51, 0.55 and 0.59 between 3e10 and 6e11.
+        """
+        return 7.9e3 * math.pow(budget / 3e10, 0.55)
 
     def batch_seqs(self, tokens: float, shape: MoeShape) -> int:
         """Return the power of two that keeps a run at or below 2^14 steps, at least 4.
