@@ -94,7 +94,8 @@ def pinball(level: float, quantile: float, outcome: float) -> float:
 def weighted_interval_score(quantiles: Sequence[float], outcome: float) -> float:
     """Return the WIS of the quantile table: (|y - median|/2 + sum of alpha_k/2 IS_k) / (K + 1/2), Bracher et al. 2021.
 
-    It equals twice the mean pinball loss over the table and approaches the CRPS as the table gets finer.
+    It equals twice the mean pinball loss over the table. Not scoringrules': 0.11.0 without numba adds the median itself
+    where |y - median| belongs.
     """
     pairs = len(QUANTILE_LEVELS) // 2
     total = abs(outcome - quantiles[pairs]) / 2

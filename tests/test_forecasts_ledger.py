@@ -22,7 +22,7 @@ from forecasts.record import Outcome, read_check, read_forecast
 from forecasts.register import register
 from forecasts.registry import registry
 from forecasts.verify import verify
-from ladder.errors import ForetellError, InputError, VerificationError
+from ladder.errors import InputError, VerificationError
 from ladder.runs import RunTable, read_runs
 from ladder.study import Study
 from tests.reports_study import FITS, TEST, checked_study, open_study, plan, resolve, write_held_out_runs
@@ -51,7 +51,7 @@ def test_a_sound_registry_verifies(checked: tuple[Study, str]) -> None:
     assert str(report.forecasts[0].evidence_level) == "local chain"
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_changed_byte_is_caught_and_named(checked: tuple[Study, str], tmp_path_factory, data) -> None:
     study = Study(tmp_path_factory.mktemp("flip") / "study")
@@ -63,11 +63,9 @@ def test_any_changed_byte_is_caught_and_named(checked: tuple[Study, str], tmp_pa
     content[position] ^= data.draw(st.integers(1, 255))
     path.chmod(0o644)
     path.write_bytes(bytes(content))
-    with pytest.raises(ForetellError) as error:
+    with pytest.raises(VerificationError) as error:
         verify(study)
-    assert path.name in str(error.value) or study.ledger.name in str(error.value)
-    if path != study.ledger:
-        assert isinstance(error.value, VerificationError)
+    assert path.name in str(error.value)
     shutil.rmtree(study.root)
 
 
