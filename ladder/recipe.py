@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import sys
 from pathlib import Path
 
 from ladder.errors import InputError
@@ -38,10 +39,11 @@ def recipe_named(name: str) -> AbstractRecipe:
 def _recipe_in(path: Path, attribute: str) -> AbstractRecipe:
     if not path.is_file():
         raise InputError(f"recipe file {path} does not exist; check the path.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"recipe_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"recipe file {path} cannot be imported; it must be a Python file.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up annotations that are text
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's file raises is about that file

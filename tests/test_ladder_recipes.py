@@ -224,6 +224,7 @@ def test_identity_survives_new_fields_and_ignores_remarks() -> None:
 
 
 OWN = '''
+from __future__ import annotations
 from dataclasses import dataclass
 from ladder.recipe import RECIPES, AbstractRecipe
 V16 = RECIPES["marin-moe-v16"]
