@@ -203,3 +203,7 @@ def main() -> None:
             raise
         typer.echo(f"foretell: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
