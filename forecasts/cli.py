@@ -28,10 +28,12 @@ def _show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in headings:
-        table.add_column(heading, overflow="fold")  # ids are copied from here: never cut
+        table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # As wide as it needs: ids are copied from here, and must be neither cut nor folded in a narrow terminal.
+    options = Console().options.update(max_width=1000)
+    Console(width=Console().measure(table, options=options).maximum, soft_wrap=True).print(table)
 
 
 @app.command()
@@ -141,19 +143,20 @@ def verify(study: StudyOption = Path("study"), as_json: JsonOption = False) -> N
         document = {"lines": report.lines, "head": report.head, "forecasts": forecasts, "checks": report.checks}
         typer.echo(json.dumps(document))
         return
-    headings = ("forecast", "registered", "target started", "evidence", "checks")
     rows = [
         (
             f.forecast_id,
             f.registered_at[:19],
-            (f.first_start or "")[:19],
-            f"{f.evidence_level}: {f.remark}",
+            (f.first_start or "not recorded")[:19],
+            str(f.evidence_level),
             str(f.checks),
         )
         for f in report.forecasts
     ]
     if rows:
-        _show(headings, rows)
+        _show(("forecast", "registered (UTC)", "target started", "evidence", "checks"), rows)
+    for found in report.forecasts:
+        typer.echo(f"{found.forecast_id}: {found.remark}.")
     typer.echo(f"{report.lines} lines verify. Head {report.head or 'none'}.")
 
 
