@@ -48,8 +48,10 @@ def route(logits: Float[Array, "E T"], bias: Float[Array, " E"], top_k: int) -> 
     ranks = _ranks(biased)
     chosen = ranks[None] == jnp.arange(top_k)[:, None, None]
     experts = jnp.sum(jnp.where(chosen, jnp.arange(logits.shape[0])[:, None], 0), axis=1, dtype=jnp.int32)
-    scores = jnp.sum(jnp.where(chosen, jax.nn.sigmoid(logits), 0.0), axis=1)
-    weights = WEIGHT_SUM * scores / jnp.sum(scores, axis=0)
+    # The rescaled sigmoids as a softmax of their logarithms: far from zero all K sigmoids of a token can be as small
+    # as 1e-25, and the gradient of their plain ratio is then not a number (it ended a run at step 10,766 of 11,801).
+    log_scores = jnp.sum(jnp.where(chosen, jax.nn.log_sigmoid(logits), 0.0), axis=1)
+    weights = WEIGHT_SUM * jax.nn.softmax(log_scores, axis=0)
     if top_k < logits.shape[0]:
         threshold = jnp.sum(jnp.where(ranks == top_k, biased, 0.0), axis=0)
     else:

@@ -115,6 +115,20 @@ def test_quantile_balancing_equals_numpy() -> None:
     assert all((m > b).sum() < tokens * top_k // experts <= (m >= b).sum() for m, b in zip(margins, beta, strict=True))
 
 
+def test_routing_far_from_zero_stays_finite_in_value_and_gradient() -> None:
+    logits = jnp.array([[-60.0, 70.0, -200.0], [-58.0, -95.0, -201.0], [-90.0, 3.0, -300.0], [-70.0, 0.0, -250.0]])
+
+    def mixed(z):
+        weights = route(z, jnp.array([0.0, 0.0, -30.0, -30.0]), 2).weights
+        return jnp.sum(jnp.sin(weights) * jnp.arange(1, 7).reshape(2, 3))
+
+    weights = route(logits, jnp.zeros(4), 2).weights
+    np.testing.assert_allclose(jnp.sum(weights, axis=0), 2.0, rtol=1e-6)
+    assert np.isfinite(jax.grad(mixed)(logits)).all()
+    # exp(-58) against exp(-60): shares of 1 / (1 + e^-2)
+    np.testing.assert_allclose(weights[0, 0], 2 / (1 + np.exp(-2)), rtol=1e-5)
+
+
 def test_quantile_balancing_evens_out_a_lopsided_router() -> None:
     experts, tokens, top_k = 8, 512, 2
     logits = jax.random.normal(jax.random.key(0), (experts, tokens)) + jnp.linspace(-2, 2, experts)[:, None]
