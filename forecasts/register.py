@@ -14,7 +14,7 @@ from forecasts.registry import registry
 from forecasts.starts import runs_by_rung
 from forecasts.statement import data_statement, extrapolation, refuse_leaks, target_of, target_values
 from ladder.errors import InputError, VerificationError
-from ladder.provenance import utc_now
+from ladder.provenance import Resource, utc_now
 from ladder.records import sha256_file
 from ladder.rung import read_ladder
 from ladder.runs import read_runs
@@ -40,8 +40,8 @@ def register(study: Study, forecast: Forecast | Path, *, progress: Callable[[str
     A forecast that is entered already is returned as it was, so an interrupted caller may call again.
 
     Raises VerificationError when a refit from the recorded specification and the run table does not give the same
-    quantiles (1e-9 relative), when fits, ladder, target or data statement are not those of the study, when a fit saw
-    the target, when a run of the target has started and the forecast does not say so, or when the ledger does not
+    quantiles (1e-9 relative), when target, data statement or the digests of run table, ladder and fits are not those
+    of the study, when a fit saw the target, when a run of the target has started and the forecast does not say so, or when the ledger does not
     hold; InputError when it supersedes an unknown forecast.
     """
     if isinstance(forecast, Path):
@@ -125,9 +125,11 @@ def _refuse_other_statement(study: Study, forecast: Forecast) -> None:
         fit, rows, seen=data.seen, selection_freedom=data.selection_freedom, declared_leaks=data.declared_leaks
     )
     target = target_of(rung, forecast.target.metric.name, fit, rows)
+    inputs = tuple(Resource.of(path, study.root) for path in (study.runs, study.ladder, *map(study.fit, fits)))
     for what, stated, found in (
         ("target", forecast.target, target),
         ("data statement", data, statement),
+        ("list of inputs", forecast.inputs, inputs),
         ("extrapolation factor", forecast.extrapolation_factor, extrapolation(target, fit)),
     ):
         if stated != found:

@@ -77,9 +77,10 @@ def _refuse_strays(study: Study, entered: set[str]) -> None:
     for folder in ("registered", "checks"):
         for path in sorted((study.ledger.parent / folder).glob("*")):
             if f"{folder}/{path.name}" not in entered:
+                remedy = "register the same draft again" if folder == "registered" else "move it away and check again"
                 raise VerificationError(
-                    f"{path} is not in the log: its registration was interrupted (register the same draft again to "
-                    "complete it), or lines of the log were removed, or it was put there by hand."
+                    f"{path} is not in the log: entering it was interrupted (then {remedy}), or lines of the log were "
+                    "removed, or it was put there by hand."
                 )
 
 

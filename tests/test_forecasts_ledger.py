@@ -160,10 +160,20 @@ def test_a_writer_stopped_between_file_and_line_is_noticed_and_completed(tmp_pat
         patch.setattr(ledger_module, "_append", stop)
         with contextlib.suppress(KeyboardInterrupt):
             register(study, entry.forecast)
-    with pytest.raises(VerificationError, match="its registration was interrupted"):
+    with pytest.raises(VerificationError, match="then register the same draft again"):
         verify(study)
     register(study, entry.forecast)
     assert verify(study).lines == 1
+
+
+def test_a_check_stopped_between_file_and_line_says_how_to_go_on(tmp_path: Path) -> None:
+    study, forecast_id = checked_study(tmp_path / "study")
+    study.ledger.write_bytes(study.ledger.read_bytes().splitlines(keepends=True)[0])  # as if stopped before its line
+    with pytest.raises(VerificationError, match="move it away and check again") as error:
+        check(study, forecast_id)
+    assert study.check(forecast_id).name in str(error.value)
+    study.check(forecast_id).unlink()
+    assert check(study, forecast_id).outcome is Outcome.HIT
 
 
 def test_an_edited_draft_is_not_registered(tmp_path: Path) -> None:
@@ -174,6 +184,17 @@ def test_an_edited_draft_is_not_registered(tmp_path: Path) -> None:
     better = dataclasses.replace(main, quantiles=tuple(q * 1.001 for q in main.quantiles))
     with pytest.raises(VerificationError, match="is not reproduced"):
         register(study, dataclasses.replace(entry.forecast, main=better))
+    assert read_ledger(study) == ()
+
+
+def test_edited_digests_of_inputs_are_not_registered(tmp_path: Path) -> None:
+    study, _ = open_study(tmp_path / "study")
+    (entry,) = registry(study)
+    shutil.rmtree(study.ledger.parent)
+    runs, *others = entry.forecast.inputs
+    inputs = (dataclasses.replace(runs, sha256="0" * 64), *others)
+    with pytest.raises(VerificationError, match="list of inputs"):
+        register(study, dataclasses.replace(entry.forecast, inputs=inputs))
     assert read_ledger(study) == ()
 
 
