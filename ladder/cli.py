@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ladder.cli_cost import cost, export
 from ladder.errors import InputError
 from ladder.units import format_count, format_percent, parse_quantity
 
@@ -175,6 +176,10 @@ def check(
             f"{ladder}: {len(value.rungs)} rungs, compute within {format_percent(worst, signed=False)} of budget; "
             f"{derived} of them derived again from their recipe, alike."
         )
+
+
+app.command()(cost)
+app.command()(export)
 
 
 @runs_app.command("check")

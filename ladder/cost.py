@@ -1,0 +1,83 @@
+"""The cost of a ladder: every rung on the smallest slice that will do, totals, and how long it takes on N slices."""
+
+import heapq
+from dataclasses import dataclass
+
+from ladder.chips import GIB, Chip
+from ladder.errors import InputError
+from ladder.hardware import DEFAULT_MFU, Placement, smallest_slice
+from ladder.rung import Ladder, Rung
+from ladder.units import format_duration
+
+DEFAULT_DAYS = 30.0  # a run longer than this is planned on a larger slice
+
+
+@dataclass(frozen=True)
+class LadderCost:
+    """A ladder placed on one kind of chip; `price` is per chip-hour, 0 when not given."""
+
+    chip: Chip
+    mfu: float
+    price: float
+    rungs: tuple[tuple[Rung, Placement], ...]
+
+    @property
+    def chip_hours(self) -> float:
+        """Chip-hours of all runs."""
+        return sum(placement.chip_hours for _, placement in self.rungs)
+
+    def wall_hours(self, slices: int) -> float:
+        """Return the wall hours of all runs on `slices` workers at once, longest first.
+
+        Each worker is taken to be as large as the run at hand needs, so this is a bound on scheduling, not a booking.
+        """
+        if slices < 1:
+            raise InputError(f"slices={slices} must be at least 1.")
+        ends = [0.0] * slices
+        for hours in sorted((p.hours for _, p in self.rungs for _ in range(p.runs)), reverse=True):
+            heapq.heapreplace(ends, ends[0] + hours)
+        return max(ends)
+
+    def rows(self) -> list[dict[str, str | int | float]]:
+        """Return one row per rung: slice, memory, time, chip-hours and, with a price, cost."""
+        return [
+            {
+                "rung": rung.name,
+                "rung_id": rung.rung_id,
+                "role": str(rung.role),
+                "slice": placement.topology,
+                "chips": placement.chips,
+                "expert_axis": placement.expert_axis,
+                "accumulation": placement.accumulation,
+                "gib_per_device": round(placement.memory.total / GIB, 2),
+                "step_s": round(placement.step_s, 4),
+                "bound": placement.bound,
+                "wall_hours": round(placement.hours, 3),
+                "chip_hours": round(placement.chip_hours, 2),
+                "cost": round(placement.chip_hours * self.price, 2),
+            }
+            for rung, placement in self.rungs
+        ]
+
+    def statement(self, slices: int = 1) -> str:
+        """Return the totals and the assumptions in words."""
+        cost = f", {self.chip_hours * self.price:,.0f} at {self.price:g} per chip-hour" if self.price else ""
+        return (
+            f"{self.chip_hours:,.0f} chip-hours of {self.chip.name}{cost}; "
+            f"{format_duration(3600 * self.wall_hours(slices))} on {slices} at a time. Estimates: "
+            f"{self.mfu:.0%} MFU assumed, memory by a model of the step, nothing measured."
+        )
+
+
+def cost_of(
+    ladder: Ladder, chip: Chip, *, mfu: float = DEFAULT_MFU, price: float = 0.0, days: float = DEFAULT_DAYS
+) -> LadderCost:
+    """Return every rung of `ladder` on the smallest slice of `chip` that holds it and ends a run within `days`.
+
+    Raises InputError when no slice does, and for a chip that has only a memory table or a negative price.
+    """
+    if not chip.slices:
+        raise InputError(f"{chip.name} is known by its memory only; plan time and cost on a TPU, such as v5p.")
+    if not 0 <= price < float("inf") or not days > 0:
+        raise InputError(f"price={price} must not be negative and days={days} must be positive.")
+    return LadderCost(chip, mfu, price, tuple((rung, smallest_slice(rung, chip, mfu, days)) for rung in ladder.rungs))

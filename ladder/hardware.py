@@ -1,0 +1,172 @@
+"""What a rung needs of a machine: memory per device, the smallest slice that fits, time and cost. Estimates all.
+
+Memory follows tensors that are known (parameters, moments, gradients, saved residuals, logits, gathered weights) and
+one working-set term whose two coefficients were set on two compiled steps; see `memory_per_device`.
+"""
+
+from dataclasses import dataclass, fields
+
+from ladder.chips import GIB, Chip
+from ladder.errors import InputError
+from ladder.flops import FlopConvention
+from ladder.rung import Rung
+from ladder.shape import MoeShape
+
+DEFAULT_MFU = 0.20  # assumed; three published Marin MoE runs on v4 and v5p had 14 to 21 % (forward terms x 3)
+HEADROOM = 0.95  # of the compiler's limit, for what the estimate does not see
+CHUNK = 1024  # tokens whose logits exist at once, in f32
+DENSE_COPIES, ROUTED_COPIES = 14, 4  # bf16 tensors live in one layer's backward; set on compiled d5120 and d6144 steps
+EXPERT_AXES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device at the peak of a step."""
+
+    parameters: float
+    optimizer: float
+    gradients: float
+    residuals: float
+    layer: float
+    weights: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+def memory_per_device(
+    rung: Rung, devices: int, seqs: int, *, expert_axis: int = 1, capacity_factor: float | None = None
+) -> Memory:
+    """Return the bytes on each of `devices` that take `seqs` sequences at a time.
+
+    Parameters, moments and gradients are f32 and sharded over all devices (FSDP, with experts over `expert_axis` of
+    them first); MuonH keeps one moment for its matrices. A second gradient is held where the batch is accumulated.
+    Full rematerialisation keeps one bf16 residual per layer. `layer` is the backward pass of one layer: 14 d elements
+    per token, and 4 copies of every dispatched token's input, hidden and output; both coefficients were set on two
+    compiled steps (v5p, 1024 chips) and are no more than that. `weights` are one layer's gathered weights in bf16
+    with their gradient in f32; `logits` one chunk and the f32 gradient of the head.
+    """
+    shape, counts, tokens = rung.shape, rung.counts, seqs * rung.shape.seq_len
+    factor = rung.capacity_factor if capacity_factor is None else capacity_factor
+    matrices = counts.nonembedding_total - counts.gates_and_norms - counts.router
+    moments = 2 * counts.total - (matrices if rung.optimizer.name == "muonh" else 0)
+    accumulated = seqs * devices < rung.batch_seqs
+    routed = shape.top_k * factor * (2 * shape.expert_input + 3 * shape.expert_width)
+    dense = counts.nonembedding_total - counts.routed_experts
+    return Memory(
+        parameters=4 * counts.total / devices,
+        optimizer=4 * moments / devices,
+        gradients=4 * (1 + accumulated) * counts.total / devices,
+        residuals=2 * shape.layers * tokens * shape.hidden,
+        layer=2 * tokens * (DENSE_COPIES * shape.hidden + ROUTED_COPIES * routed),
+        weights=6 * (counts.routed_experts / expert_axis + dense) / shape.layers,
+        logits=4 * shape.vocab_size * (min(CHUNK, tokens) + shape.hidden),
+    )
+
+
+def wire_bytes(shape: MoeShape, dense: int, routed: int, tokens: int, devices: int, expert_axis: int) -> float:
+    """Return the bytes a device receives in one forward, recomputation and backward of `tokens` tokens.
+
+    Three bf16 passes of the weights (two gathers, one reduction) and, with experts over `expert_axis` devices in a
+    ring, three of the tokens out and back.
+    """
+    share = (devices - 1) / devices
+    weights = 3 * 2 * (dense + routed / expert_axis) * share
+    return weights + 3 * 2 * (expert_axis - 1) * tokens * shape.expert_input * 2 * shape.layers
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A rung on a slice.
+
+    Attributes:
+        topology: the slice, as the compiler names it.
+        chips: how many it has.
+        seqs: sequences on a device at a time.
+        accumulation: how often per step.
+        expert_axis: devices the experts are spread over; the rest is FSDP.
+        memory: bytes per device.
+        step_s: seconds per step, the larger of compute at the assumed MFU, interconnect and optimizer traffic.
+        bound: which of them.
+        hours: wall hours of one run.
+        runs: runs of the rung, one per seed.
+    """
+
+    topology: str
+    chips: int
+    seqs: int
+    accumulation: int
+    expert_axis: int
+    memory: Memory
+    step_s: float
+    bound: str
+    hours: float
+    runs: int
+
+    @property
+    def chip_hours(self) -> float:
+        """Chip-hours of all runs of the rung."""
+        return self.hours * self.chips * self.runs
+
+
+def place_on(rung: Rung, chip: Chip, topology: str, mfu: float = DEFAULT_MFU) -> Placement | None:
+    """Return `rung` on the slice, with as few accumulation steps as fit; None when it does not fit.
+
+    Raises InputError when the slice does not exist, the batch does not divide over its devices, or `mfu` is no share.
+    """
+    if not 0 < mfu <= 1:
+        raise InputError(f"mfu={mfu} must be above 0 and at most 1; measured runs have 0.1 to 0.5.")
+    chips = chip.chips_in(topology)
+    devices = chips * chip.devices
+    if rung.batch_seqs % devices:
+        raise InputError(
+            f"{rung.name}: a batch of {rung.batch_seqs} sequences does not divide over the {devices} devices of "
+            f"{topology}; use a smaller slice, or another batch."
+        )
+    share, shape, counts = rung.batch_seqs // devices, rung.shape, rung.counts
+    axes = [axis for axis in EXPERT_AXES if axis == 1 or (shape.experts % axis == 0 and shape.experts >= axis)]
+    axes = [axis for axis in axes if devices % axis == 0 and (shape.experts or axis == 1)]
+    dense = counts.total - counts.routed_experts
+    for seqs in (size for size in range(share, 0, -1) if share % size == 0):
+        wires = {
+            axis: wire_bytes(shape, dense, counts.routed_experts, seqs * shape.seq_len, devices, axis) for axis in axes
+        }
+        for axis in sorted(wires, key=lambda axis: wires[axis]):
+            memory = memory_per_device(rung, devices, seqs, expert_axis=axis)
+            if memory.total > HEADROOM * chip.usable_gib * GIB:
+                continue
+            repeats = share // seqs
+            per_step = rung.training_flops(FlopConvention.MATMUL_FULL) / rung.steps
+            times = {
+                "compute": per_step / (chips * chip.peak_flops * mfu),
+                "interconnect": repeats * wires[axis] * chip.devices / chip.ring_bytes_per_s,
+                "memory": 28 * counts.total / (chips * chip.hbm_bytes_per_s),  # read p, m, v, g; write p, m, v in f32
+            }
+            bound = max(times, key=lambda name: times[name])
+            hours = times[bound] * rung.steps / 3600
+            return Placement(topology, chips, seqs, repeats, axis, memory, times[bound], bound, hours, len(rung.seeds))
+    return None
+
+
+def smallest_slice(rung: Rung, chip: Chip, mfu: float = DEFAULT_MFU, days: float = float("inf")) -> Placement:
+    """Return `rung` on the smallest slice of `chip` that holds it and ends within `days`.
+
+    Raises InputError when no slice does, saying what the largest usable one would take.
+    """
+    best: Placement | None = None
+    for dims in chip.slices:
+        topology = f"{chip.name}:{dims}"
+        if rung.batch_seqs % (chip.chips_in(topology) * chip.devices):
+            continue
+        best = place_on(rung, chip, topology, mfu) or best
+        if best and best.topology == topology and best.hours <= 24 * days:
+            return best
+    if best is None:
+        raise InputError(f"{rung.name} fits on no slice of {chip.name}; use a chip with more memory.")
+    raise InputError(
+        f"{rung.name} takes {best.hours / 24:.3g} days even on {best.topology}, more than {days:g}; allow more days, "
+        "use a faster chip, or a larger batch, which divides over more chips."
+    )
