@@ -9,7 +9,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,17 +52,18 @@ for _name, _module, _attribute, _help in GROUPS:
 
 @dataclass(frozen=True)
 class Preset:
-    """A demo ladder of recipe tiny-cpu: fit budgets in FLOPs, sizes at each, further seeds, held-out budgets."""
+    """A demo ladder of recipe tiny-cpu: fit budgets in FLOPs, sizes at each, further seeds, held-out budgets, resamples."""
 
     budgets: tuple[int, ...]
     sizes: int
     replicates: dict[int, int]
     held_out: tuple[int, ...]
     held_out_seeds: int
+    resamples: int = 500
 
 
 PRESETS = {
-    "smoke": Preset((10**10, 2 * 10**10, 4 * 10**10), 3, {2 * 10**10: 1}, (12 * 10**10,), 1),
+    "smoke": Preset((10**10, 2 * 10**10, 4 * 10**10), 3, {2 * 10**10: 1}, (8 * 10**10,), 1, resamples=100),
     "default": Preset((2 * 10**10, 43 * 10**9, 93 * 10**9, 2 * 10**11), 4, {43 * 10**9: 2}, (2 * 10**12,), 2),
     "full": Preset(
         (2 * 10**10, 43 * 10**9, 93 * 10**9, 2 * 10**11, 43 * 10**10),
@@ -130,7 +131,7 @@ def run_demo(out: Path, preset: Preset, say: Callable[[str], None], *, quiet: bo
     registered = {entry.forecast.target.rung_id: entry.forecast_id for entry in registry(study)}
     if not registered:
         for law in laws:
-            fit(FitSpec.of(law, METRIC), runs).save(study.fit(law))
+            fit(replace(FitSpec.of(law, METRIC), resamples=preset.resamples), runs).save(study.fit(law))
 
     # 4. Register a forecast for each held-out rung, before it starts.
     for rung in ladder.held_out_rungs:

@@ -45,12 +45,14 @@ def _window_losses(
     return losses
 
 
-def evaluate(params: Transformer, bias: Float[Array, "L E"], text: UInt8[np.ndarray, " bytes"]) -> Evaluation:
-    """Return the loss of a model, with the router bias it trained with, on the fixed windows of `text`.
+def evaluate(
+    params: Transformer, bias: Float[Array, "L E"], text: UInt8[np.ndarray, " bytes"], limit: int
+) -> Evaluation:
+    """Return the loss of a model, with the router bias it trained with, on the fixed windows of `text`, `limit` bytes.
 
     One byte is one token, so bits per byte are nats per token over ln 2.
     """
-    windows = eval_windows(text, params.shape.seq_len)
+    windows = eval_windows(text, params.shape.seq_len, limit)
     count = len(windows)
     # A last group that is not full is filled up with its first window and the surplus cut off again.
     missing = -count % WINDOWS_AT_ONCE

@@ -24,7 +24,7 @@ from ladder.records import canonical_json, from_plain, read_json, sha256_bytes, 
 from ladder.rung import Rung
 from ladder.runs import RunStatus
 from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from models.data import Corpus, check_enough, training_order
+from models.data import EVAL_BYTES, Corpus, check_enough, training_order
 from models.evaluate import Evaluation, evaluate
 from models.experts import capacity
 from models.train import CHUNK, Hyperparams, Metrics, TrainState, initial_state, tail_steps, train_chunk
@@ -192,7 +192,9 @@ def train_run(
 
     evaluations = {}
     if finite:
-        evaluations = {name: evaluate(state.params, state.bias, held) for name, held in corpus.held_out.items()}
+        evaluations = {
+            name: evaluate(state.params, state.bias, held, EVAL_BYTES[name]) for name, held in corpus.held_out.items()
+        }
         finite = all(math.isfinite(evaluation.nats_per_token) for evaluation in evaluations.values())
     tail = int(tail_steps(jnp.int32(rung.steps)))
     measured = timed_steps * rung.batch_tokens / timed_seconds if timed_seconds else None

@@ -205,9 +205,10 @@ def test_batches_cover_every_window_once_and_depend_on_seed_and_step_alone() -> 
 
 
 def test_evaluation_windows_are_spread_over_the_whole_text() -> None:
-    text = np.arange(5 * EVAL_BYTES, dtype=np.uint32).astype(np.uint8)
-    windows = eval_windows(text, SHAPE.seq_len)
-    assert windows.shape == (EVAL_BYTES // SHAPE.seq_len, SHAPE.seq_len + 1)
-    short = eval_windows(text[:100], SHAPE.seq_len)
+    limit = EVAL_BYTES["test"]
+    text = np.arange(5 * limit, dtype=np.uint32).astype(np.uint8)
+    windows = eval_windows(text, SHAPE.seq_len, limit)
+    assert windows.shape == (limit // SHAPE.seq_len, SHAPE.seq_len + 1)
+    short = eval_windows(text[:100], SHAPE.seq_len, limit)
     assert short.shape == (6, 17)
     np.testing.assert_array_equal(short[1:, 0], short[:-1, -1])
