@@ -1,4 +1,4 @@
-"""Cluster bootstrap of pairs: runs that share a rung (or a trunk) are drawn together, each draw is fitted from several starts.
+"""Cluster bootstrap of pairs: runs that share a rung (or a trunk) are drawn together, and each draw is fitted again.
 
 It measures how far the parameters depend on which rungs happened to be trained. It does not know that the form may
 be wrong: nominal 95 % intervals of such curves covered 14-60 % of larger runs 43 to 430 times out (peers study,
@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from fits.law import AbstractTermLaw
-from fits.objective import TermObjective
-from fits.solve import Solution, minimise, starts_of
+from fits.law import AbstractLaw
+from fits.newton import minimise
+from fits.objective import AbstractObjective
+from fits.solve import Solution, starts_of
 from ladder.errors import InputError
 
-RESTARTS = 3  # starts a resample besides the estimate itself; warm starts alone hide other optima (laws.md section 33)
+RESTARTS = 2  # starts from the law's table; warm starts alone would hide other optima (laws.md section 33)
+CHECKED = 64  # resamples that are fitted from those as well; all are, where one of these has a better optimum there
+BETTER = 1e-6  # relative decrease of the objective that counts as another optimum
 MIN_CLUSTERS = 3  # fewer say nothing about the spread between clusters
-BATCH = 128  # resamples solved together; bounds memory to tens of MB for hundreds of runs
+BATCH = 1024  # resamples solved together; their factorisations share one pass, rows are evaluated in smaller chunks
 
 type Progress = Callable[[int, int], None]
 
@@ -50,7 +53,7 @@ class Draws:
 
 
 def cluster_bootstrap(
-    law: AbstractTermLaw,
+    law: AbstractLaw,
     solution: Solution,
     clusters: tuple[str, ...],
     *,
@@ -62,32 +65,28 @@ def cluster_bootstrap(
     """Return the parameters fitted to resampled clusters.
 
     Arguments:
-        solution: the fit of `law` to all runs; its estimate is one start, `RESTARTS` more come from the law's table.
+        solution: the fit of `law` to all runs; its estimate is the start of every resample. The first
+            `CHECKED` are fitted from `RESTARTS` starts of the law's table as well; where one of them has a better
+            optimum there (a relative 1e-6), all resamples are.
         clusters: cluster of each run.
         what: names the clusters in `Draws.method`.
-        progress: called with (done, total) after each batch.
+        progress: called with (done, total) after each batch of `BATCH`.
 
     Raises InputError with fewer than three clusters.
     """
     objective = solution.objective
-    labels, index = np.unique(np.array(clusters), return_inverse=True)
-    if len(labels) < MIN_CLUSTERS:
-        raise InputError(
-            f"the bootstrap of {what} has {len(labels)} to draw from; it needs {MIN_CLUSTERS} or more. Name another "
-            "cluster column, or fit without intervals (resamples 0)."
-        )
-    rng = np.random.default_rng(seed)
-    counts = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=resamples)
-    weights = counts[:, index].astype(float)
-    starts = starts_of(law, objective)
-    chosen = starts[:: max(1, len(starts) // RESTARTS)][:RESTARTS]
-    beginnings = np.vstack([solution.u[None, :], chosen])
-    kept: list[Float[np.ndarray, "draws params"]] = []
-    for first in range(0, resamples, BATCH):
-        kept.append(_batch(objective, beginnings, weights[first : first + BATCH]))
+    weights = cluster_counts(clusters, resamples, seed, what)
+    chosen = starts_of(law, objective)
+    chosen = chosen[:: max(1, len(chosen) // RESTARTS)][:RESTARTS]
+    warm = solution.u[None, :]
+    checked = resample_optima(objective, np.vstack([warm, chosen]), weights[:CHECKED])
+    beginnings = np.vstack([warm, chosen]) if checked.warm_was_worse else warm
+    kept = [checked.u]
+    for first in range(CHECKED, resamples, BATCH):
+        kept.append(resample_optima(objective, beginnings, weights[first : first + BATCH]).u)
         if progress is not None:
             progress(min(first + BATCH, resamples), resamples)
-    u = np.concatenate(kept) if kept else np.zeros((0, beginnings.shape[1]))
+    u = np.concatenate(kept)
     columns = objective.to_theta(u)
     theta = np.column_stack(list(columns.values()))
     inside = [(p.bounds[0] <= columns[p.name]) & (columns[p.name] <= p.bounds[1]) for p in law.params]
@@ -96,19 +95,42 @@ def cluster_bootstrap(
     return Draws(what, seed, resamples, resamples - len(values), objective.names, values)
 
 
-def _batch(
-    objective: TermObjective,
+def cluster_counts(clusters: tuple[str, ...], resamples: int, seed: int, what: str) -> Float[np.ndarray, "draws runs"]:
+    """Return how often each run occurs in each resample of its clusters; raises InputError below three clusters."""
+    labels, index = np.unique(np.array(clusters), return_inverse=True)
+    if len(labels) < MIN_CLUSTERS:
+        raise InputError(
+            f"the bootstrap of {what} has {len(labels)} to draw from; it needs {MIN_CLUSTERS} or more. Name another "
+            "cluster column, or fit without intervals (resamples 0)."
+        )
+    rng = np.random.default_rng(seed)
+    counts = rng.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), size=resamples)
+    return np.asarray(counts[:, index].astype(float))
+
+
+@dataclass(frozen=True)
+class ResampleOptima:
+    """The best optimum of each resample that has one, its objective, and whether a later start ever beat the first."""
+
+    u: Float[np.ndarray, "draws params"]
+    value: Float[np.ndarray, " draws"]
+    warm_was_worse: bool
+
+
+def resample_optima(
+    objective: AbstractObjective,
     beginnings: Float[np.ndarray, "starts params"],
     weights: Float[np.ndarray, "batch runs"],
-) -> Float[np.ndarray, "draws params"]:
-    """Return the best optimum of each resample that determines the parameters and reached an optimum."""
+) -> ResampleOptima:
+    """Return the best optimum over `beginnings` of each resample that determines the parameters and reached one."""
     params = beginnings.shape[1]
-    enough = (weights > 0).sum(axis=1) >= params
-    weights = weights[enough]
+    weights = weights[(weights > 0).sum(axis=1) >= params]
     count = len(beginnings)
     minima = minimise(objective, np.tile(beginnings, (len(weights), 1)), np.repeat(weights, count, axis=0))
     value = np.where(minima.stationary, minima.value, np.inf).reshape(-1, count)
     best = value.argmin(axis=1)
     rows = np.arange(len(weights))
-    u = minima.u.reshape(-1, count, params)[rows, best]
-    return u[np.isfinite(value[rows, best])]
+    u, lowest = minima.u.reshape(-1, count, params)[rows, best], value[rows, best]
+    found = np.isfinite(lowest)
+    worse = bool((value[found, 0] > lowest[found] * (1 + BETTER)).any())
+    return ResampleOptima(u[found], lowest[found], worse)

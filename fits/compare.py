@@ -5,22 +5,27 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from fits.laws import Chinchilla, law_named
+from fits.laws import law_named
+from fits.optimum import allocation
 from fits.result import FitResult, Target
 
 
 def optimal_target(result: FitResult, compute: float) -> Target:
     """Return the target at `compute` for which a fit is compared: compute-optimal under the fit itself.
 
-    For Chinchilla's law N* and D* follow in closed form, with the median of compute / (N D) over the fitted runs in
-    place of 6, so that the declared size column and FLOP convention are kept.
+    The median of compute / (N D) over the fitted runs stands in place of 6, so that the declared size column and FLOP
+    convention are kept. Raises InputError for laws that read more than compute, parameters and tokens.
     """
-    if result.spec.on_optima or not isinstance(law := law_named(result.law), Chinchilla):
+    if result.spec.on_optima:
         return {"compute": compute}
+    best = allocation(law_named(result.law), result.theta, compute, flops_factor(result))
+    return {"compute": compute, result.spec.size_column: best.size, "tokens": best.tokens}
+
+
+def flops_factor(result: FitResult) -> float:
+    """Return the median of compute / (N D) over the fitted points, which 6 N D assumes to be 6."""
     table = result.residuals
-    factor = float(np.median(table["compute"] / (table["size"] * table["tokens"])))
-    size, tokens, _ = law.optimum(result.theta, compute, factor)
-    return {"compute": compute, result.spec.size_column: size, "tokens": tokens}
+    return float(np.median(table["compute"] / (table["size"] * table["tokens"])))
 
 
 def comparison(results: Mapping[str, FitResult], compute: float, level: float = 0.9) -> pd.DataFrame:

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from fits.bootstrap import Draws, Progress, cluster_bootstrap
 from fits.estimate import FittedPoint, ParamEstimate
 from fits.floor_posterior import GAMMAS, MIN_RUNGS, R_PRIOR, SHARES, FloorPosterior, floor_posterior
-from fits.law import AbstractLaw, AbstractTermLaw
+from fits.law import AbstractLaw
 from fits.laws import law_named
 from fits.noise import SeedNoise, seed_noise
 from fits.points import Points, law_inputs, points_of, reasons, refuse_too_few
 from fits.result import FitResult
 from fits.rows import Rows, select_rows
-from fits.solve import FitStatus, Solution, solve
+from fits.solve import FitStatus, Solution, floors_of, solve
 from fits.spec import FLOOR_INTEGRATED, FitSpec
 from ladder.errors import InputError, UnusableError
 from ladder.provenance import Provenance, Resource, provenance
@@ -90,9 +90,7 @@ def _fit_law(
     spec: FitSpec, rows: Rows, points: Points, noise: SeedNoise | None, made: Provenance, progress: Progress | None
 ) -> FitResult:
     law = law_named(spec.law)
-    if not isinstance(law, AbstractTermLaw):
-        raise InputError(f"{law.name} is no sum of power terms; only such laws can be fitted.")
-    floors = [term.coefficient for term in law.terms if not term.exponents]
+    floors = floors_of(law)
     if spec.pinned_floor is not None and not floors:
         raise InputError(f"{law.name} has no floor to pin; leave pinned_floor out.")
     pinned = {} if spec.pinned_floor is None else {floors[0]: spec.pinned_floor}
@@ -132,7 +130,7 @@ def _fit_law(
     )
 
 
-def _law_params(law: AbstractTermLaw, solution: Solution, draws: Draws | None) -> tuple[ParamEstimate, ...]:
+def _law_params(law: AbstractLaw, solution: Solution, draws: Draws | None) -> tuple[ParamEstimate, ...]:
     columns = draws.columns() if draws is not None and len(draws.values) > 1 else {}
     estimates = []
     for param in law.params:

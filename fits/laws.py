@@ -1,22 +1,13 @@
 """The shipped laws, each a declaration. A new law is added by declaring it and naming it in `LAWS`."""
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar, final
 
-from fits.law import AbstractLaw, AbstractTermLaw, Param, Scale, Term
+from fits.law import AbstractLaw, AbstractTermLaw, Evidence, Source, Term, coefficient, exponent
+from fits.laws_curve import BrokenPowerLaw, SaturatingPowerLaw
+from fits.laws_dense import Gadre, Kaplan, Muennighoff
+from fits.laws_moe import Clark, ClarkFloor, EffectiveParams, Krajewski, Ludziejewski
 from ladder.errors import InputError
-
-POSITIVE = (0.0, math.inf)  # a coefficient that goes to zero is found as a dead term
-EXPONENT = (0.005, 3.0)  # published exponents lie in .02 .. 1.2 (laws.md sections 1-15); beyond, a term is degenerate
-
-
-def _coefficient(name: str, meaning: str, unit: str = "loss") -> Param:
-    return Param(name, name, POSITIVE, Scale.LOG, (), meaning, unit)
-
-
-def _exponent(name: str, starts: tuple[float, ...], meaning: str) -> Param:
-    return Param(name, rf"\{name}", EXPONENT, Scale.LINEAR, starts, meaning)
 
 
 @final
@@ -26,14 +17,22 @@ class PowerLaw(AbstractTermLaw):
     name = "power-law"
     formula = r"L = A\,C^{-\alpha}"
     params = (
-        _coefficient("A", "loss at one FLOP"),
-        _exponent("alpha", (0.02, 0.05, 0.1, 0.2), "exponent on compute"),
+        coefficient("A", "loss at one FLOP"),
+        exponent("alpha", (0.02, 0.05, 0.1, 0.2), "exponent on compute"),
     )
     inputs = ("compute",)
     reference = "kaplan2020"
     linear = ("A",)
     terms = (Term("A", {"compute": "alpha"}),)
-    published: ClassVar[Mapping[str, Mapping[str, float]]] = {}
+    # (Cc/Cmin)^.050 with Cc = 3.1e8 PF-days of 8.64e19 FLOPs (laws.md section 1), in FLOPs.
+    published: ClassVar[Mapping[str, Mapping[str, float]]] = {
+        "kaplan2020": {"A": (3.1e8 * 8.64e19) ** 0.050, "alpha": 0.050}
+    }
+    sources: ClassVar[Mapping[str, Source]] = {
+        "kaplan2020": Source(
+            Evidence.SECONDARY, "C_min in FLOPs, without embeddings; nats per token", {"compute": (1e16, 1e21)}
+        )
+    }
 
 
 @final
@@ -43,9 +42,9 @@ class PowerLawFloor(AbstractTermLaw):
     name = "power-law-floor"
     formula = r"L = E + A\,C^{-\alpha}"
     params = (
-        _coefficient("E", "irreducible loss"),
-        _coefficient("A", "reducible loss at one FLOP"),
-        _exponent("alpha", (0.03, 0.06, 0.12, 0.25), "exponent on compute"),
+        coefficient("E", "irreducible loss"),
+        coefficient("A", "reducible loss at one FLOP"),
+        exponent("alpha", (0.03, 0.06, 0.12, 0.25), "exponent on compute"),
     )
     inputs = ("compute",)
     reference = "hoffmann2022"
@@ -53,6 +52,11 @@ class PowerLawFloor(AbstractTermLaw):
     terms = (Term("E", {}), Term("A", {"compute": "alpha"}))
     # Marin's MoE ladder, Paloma macro loss, floor pinned at 1.6 (issue marin#4447; marin_moe.md (c)).
     published: ClassVar[Mapping[str, Mapping[str, float]]] = {"marin2026": {"E": 1.6, "A": 95.18, "alpha": 0.0941}}
+    sources: ClassVar[Mapping[str, Source]] = {
+        "marin2026": Source(
+            Evidence.PAPER, "3 x forward FLOPs without the head; Paloma macro loss", {"compute": (1e18, 3e20)}
+        )
+    }
 
 
 @final
@@ -62,11 +66,11 @@ class Chinchilla(AbstractTermLaw):
     name = "chinchilla"
     formula = r"L = E + A\,N^{-\alpha} + B\,D^{-\beta}"
     params = (
-        _coefficient("E", "irreducible loss"),
-        _coefficient("A", "loss of one parameter"),
-        _coefficient("B", "loss of one token"),
-        _exponent("alpha", (0.2, 0.35, 0.5, 0.8), "exponent on parameters"),
-        _exponent("beta", (0.2, 0.35, 0.5, 0.8), "exponent on tokens"),
+        coefficient("E", "irreducible loss"),
+        coefficient("A", "loss of one parameter"),
+        coefficient("B", "loss of one token"),
+        exponent("alpha", (0.2, 0.35, 0.5, 0.8), "exponent on parameters"),
+        exponent("beta", (0.2, 0.35, 0.5, 0.8), "exponent on tokens"),
     )
     inputs = ("active_params", "tokens")
     reference = "hoffmann2022"
@@ -75,6 +79,11 @@ class Chinchilla(AbstractTermLaw):
     published: ClassVar[Mapping[str, Mapping[str, float]]] = {
         "hoffmann2022": {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28},
         "besiroglu2024": {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658},
+    }
+    _box: ClassVar[Mapping[str, tuple[float, float]]] = {"active_params": (7e7, 1.6e10), "tokens": (5e9, 5e11)}
+    sources: ClassVar[Mapping[str, Source]] = {
+        "hoffmann2022": Source(Evidence.SECONDARY, "all parameters, C = 6 N D; nats per token; rounded", _box),
+        "besiroglu2024": Source(Evidence.SECONDARY, "all parameters, C = 6 N D; nats per token", _box),
     }
 
     def optimum(
@@ -96,7 +105,24 @@ class Chinchilla(AbstractTermLaw):
         return n, product / n, float(self.predict(theta, {"active_params": n, "tokens": product / n}))
 
 
-LAWS: dict[str, AbstractLaw] = {law.name: law for law in (PowerLaw(), PowerLawFloor(), Chinchilla())}
+LAWS: dict[str, AbstractLaw] = {
+    law.name: law
+    for law in (
+        PowerLaw(),
+        PowerLawFloor(),
+        Chinchilla(),
+        Kaplan(),
+        Muennighoff(),
+        Gadre(),
+        SaturatingPowerLaw(),
+        BrokenPowerLaw(),
+        Clark(),
+        ClarkFloor(),
+        Krajewski(),
+        Ludziejewski(),
+        EffectiveParams(),
+    )
+}
 
 
 def law_named(name: str) -> AbstractLaw:

