@@ -37,7 +37,12 @@ class AutodiffObjective(AbstractObjective):
     shift: Float[np.ndarray, "all all"]
     origin: Float[np.ndarray, " all"]
 
-    def evaluate(self, u: Float[np.ndarray, "batch params"], weights: Float[np.ndarray, "batch runs"]) -> Evaluation:
+    def evaluate(
+        self,
+        u: Float[np.ndarray, "batch params"],
+        weights: Float[np.ndarray, "batch runs"],
+        noise: Float[np.ndarray, "batch runs"] | None = None,
+    ) -> Evaluation:
         """Return value, gradient and Hessian, compiled once a law and shape of the data."""
         import jax
 
@@ -47,7 +52,8 @@ class AutodiffObjective(AbstractObjective):
             for first in range(0, len(u), size):
                 rows = slice(first, first + size)
                 short = size - len(u[rows])
-                padded = np.pad(u[rows], ((0, short), (0, 0)), mode="edge"), np.pad(weights[rows], ((0, short), (0, 0)))
+                more = np.zeros_like(weights[rows]) if noise is None else noise[rows]
+                padded = [np.pad(part, ((0, short), (0, 0)), mode="edge") for part in (u[rows], weights[rows], more)]
                 found = _compiled(self.law, self.loss)(*padded, self._data())
                 parts.append([np.asarray(part)[: size - short] for part in found])
         value, gradient, hessian = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -136,16 +142,16 @@ def _linearised(law: AbstractLaw) -> Callable[[Any, Any], Any]:
 
 
 @lru_cache(maxsize=32)
-def _compiled(law: AbstractLaw, loss: LossSpec) -> Callable[[Any, Any, Any], Any]:
+def _compiled(law: AbstractLaw, loss: LossSpec) -> Callable[..., Any]:
     import jax
 
     residuals = _residual_function(law)
 
-    def value(u: Any, weights: Any, data: Any) -> Any:
-        return (weights * loss.traced(residuals(u, data))).sum()
+    def value(u: Any, weights: Any, noise: Any, data: Any) -> Any:
+        return (weights * loss.traced(residuals(u, data) - noise, data["log_loss"] + noise)).sum()
 
-    def all_three(u: Any, weights: Any, data: Any) -> Any:
-        height, slope = jax.value_and_grad(value)(u, weights, data)
-        return height, slope, jax.hessian(value)(u, weights, data)
+    def all_three(u: Any, weights: Any, noise: Any, data: Any) -> Any:
+        height, slope = jax.value_and_grad(value)(u, weights, noise, data)
+        return height, slope, jax.hessian(value)(u, weights, noise, data)
 
-    return jax.jit(jax.vmap(all_three, in_axes=(0, 0, None)))
+    return jax.jit(jax.vmap(all_three, in_axes=(0, 0, 0, None)))

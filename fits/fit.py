@@ -7,17 +7,19 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from fits.bootstrap import Draws, Progress, cluster_bootstrap
+from fits.bootstrap import Draws, Progress, bootstrap, leave_one_out
 from fits.estimate import FittedPoint, ParamEstimate
 from fits.floor_posterior import GAMMAS, MIN_RUNGS, R_PRIOR, SHARES, FloorPosterior, floor_posterior
+from fits.intervals import bca_interval, percentile_interval
 from fits.law import AbstractLaw
 from fits.laws import law_named
+from fits.loss import LossKind
 from fits.noise import SeedNoise, seed_noise
 from fits.points import Points, law_inputs, points_of, reasons, refuse_too_few
 from fits.result import FitResult
 from fits.rows import Rows, select_rows
 from fits.solve import FitStatus, Solution, floors_of, solve
-from fits.spec import FLOOR_INTEGRATED, FitSpec
+from fits.spec import FLOOR_INTEGRATED, BootstrapKind, FitSpec
 from ladder.errors import InputError, UnusableError
 from ladder.provenance import Provenance, Resource, provenance
 from ladder.runs import RunTable
@@ -101,16 +103,17 @@ def _fit_law(
         raise UnusableError(f"the fit of {law.name} has no finite optimum. {solution.message}")
     draws = None
     if spec.resamples:
-        draws = cluster_bootstrap(
+        draws = bootstrap(
             law,
             solution,
             points.clusters,
+            kind=spec.bootstrap,
             resamples=spec.resamples,
             seed=spec.seed,
             what=points.cluster_kind,
             progress=progress,
         )
-    message = solution.message
+    message = solution.message + _loss_remark(spec, solution)
     if draws is not None and draws.failed > MAX_FAILED * draws.requested:
         message += f" {draws.failed} of {draws.requested} resamples failed: its intervals leave those out."
     return _result(
@@ -121,7 +124,7 @@ def _fit_law(
         made,
         status=solution.status,
         message=message,
-        params=_law_params(law, solution, draws),
+        params=_law_params(law, solution, draws, points, spec),
         fitted=np.asarray(law.predict(solution.theta, x)),
         draws=draws,
         objective=solution.value if math.isfinite(solution.value) else None,
@@ -130,12 +133,48 @@ def _fit_law(
     )
 
 
-def _law_params(law: AbstractLaw, solution: Solution, draws: Draws | None) -> tuple[ParamEstimate, ...]:
+def _loss_remark(spec: FitSpec, solution: Solution) -> str:
+    """Return what to say of a robust loss that is none: with no residual beyond delta it is least squares."""
+    residuals = np.abs(solution.objective.linearise(solution.u).residuals)
+    if spec.loss.kind is not LossKind.HUBER or spec.loss.delta is None or residuals.max() > spec.loss.delta:
+        return ""
+    sigma = 1.4826 * float(np.median(residuals))  # of a normal from its median absolute deviation
+    if residuals.max() < 1e-9:
+        return ""
+    return (
+        f" But no residual exceeds delta = {spec.loss.delta:g}, so this Huber loss is least squares; a robust one has a "
+        f"delta near {1.345 * sigma:.2g}."
+    )
+
+
+def solution_of(spec: FitSpec, runs: RunTable) -> tuple[AbstractLaw, Solution, Points]:
+    """Return law, solution and points of a specification on `runs`, without a bootstrap; for checks of a fit.
+
+    Raises InputError as `fit` does, and for the floor-integrated policy, which is no optimum.
+    """
+    if spec.law == FLOOR_INTEGRATED:
+        raise InputError(f"{FLOOR_INTEGRATED} is a posterior, not an optimum; it has no profile or starts to check.")
+    law = law_named(spec.law)
+    points = points_of(select_rows(runs, spec), spec)
+    pinned = {} if spec.pinned_floor is None else {floors_of(law)[0]: spec.pinned_floor}
+    refuse_too_few(points, len(law.params) - len(pinned) + 1, law.name)
+    return law, solve(law, law_inputs(law, points.columns), np.log(points.loss), spec.loss, pinned), points
+
+
+def _law_params(
+    law: AbstractLaw, solution: Solution, draws: Draws | None, points: Points, spec: FitSpec
+) -> tuple[ParamEstimate, ...]:
     columns = draws.columns() if draws is not None and len(draws.values) > 1 else {}
+    pairs = columns and spec.bootstrap is BootstrapKind.CLUSTER
+    left_out = leave_one_out(solution, points.clusters) if pairs else {}
     estimates = []
     for param in law.params:
         values = columns.get(param.name)
-        lo, hi = (None, None) if values is None else np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+        lo, hi = None, None
+        if values is not None and param.name in left_out:
+            lo, hi = bca_interval(values, solution.theta[param.name], left_out[param.name], LEVEL)
+        elif values is not None:
+            lo, hi = percentile_interval(values, LEVEL)
         estimates.append(
             ParamEstimate(
                 name=param.name,

@@ -57,6 +57,8 @@ class Optimum:
         near_lo, near_hi: sizes between which the loss is within noise of the minimum: the flat bottom.
         loss: L*, and `loss_se` its standard error.
         raw_minimum: whether this is the smallest observed loss because the caller asked for it, not a vertex.
+        tokens_lo, tokens_hi: 90 % interval of D*, with N D as at the vertex.
+        near_tokens_lo, near_tokens_hi: tokens along the flat bottom.
     """
 
     compute: float
@@ -70,6 +72,10 @@ class Optimum:
     loss_se: float | None
     runs: int
     raw_minimum: bool
+    tokens_lo: float | None = None
+    tokens_hi: float | None = None
+    near_tokens_lo: float | None = None
+    near_tokens_hi: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def isoflop(rows: pd.DataFrame, size_column: str, *, use_minimum: bool = False) 
         return IsoflopResult(size_column, singles, None, 0, noise)
     require_columns(rows, (size_column, "tokens"))
     fitted = [
-        (budget, points, _parabola(points)) for budget, group in groups for points in [_points(group, size_column)]
+        (budget, points, parabola(points)) for budget, group in groups for points in [_points(group, size_column)]
     ]
     df = sum(len(points) - 3 for _, points, fit in fitted if fit is not None)
     misfit = math.sqrt(sum(fit.squares for _, _, fit in fitted if fit is not None) / df) if df else None
@@ -190,7 +196,7 @@ def _points(group: pd.DataFrame, size_column: str) -> tuple[SizePoint, ...]:
     return tuple(points)
 
 
-def _parabola(points: tuple[SizePoint, ...]) -> Parabola | None:
+def parabola(points: tuple[SizePoint, ...]) -> Parabola | None:
     """Return the parabola through at least three sizes, else None."""
     if len(points) < 3:
         return None
@@ -279,9 +285,10 @@ def _vertex(points: tuple[SizePoint, ...], fit: Parabola, scatter: Scatter) -> O
     flat = math.sqrt(scatter.tolerance * loss / a)
     logs = np.log([[point.size or math.nan, point.tokens or math.nan] for point in points])
     tokens = float(np.exp(np.interp(x + math.log(fit.centre), logs[:, 0], logs[:, 1])))
+    size = fit.centre * math.exp(x)
     return Optimum(
         compute=_compute(points),
-        size=fit.centre * math.exp(x),
+        size=size,
         size_lo=size_lo,
         size_hi=size_hi,
         near_lo=fit.centre * math.exp(x - flat),
@@ -291,4 +298,8 @@ def _vertex(points: tuple[SizePoint, ...], fit: Parabola, scatter: Scatter) -> O
         loss_se=loss_se,
         runs=sum(point.runs for point in points),
         raw_minimum=False,
+        tokens_lo=None if size_hi is None else tokens * size / size_hi,
+        tokens_hi=None if size_lo is None else tokens * size / size_lo,
+        near_tokens_lo=tokens * math.exp(-flat),
+        near_tokens_hi=tokens * math.exp(flat),
     )

@@ -56,8 +56,16 @@ class AbstractObjective(abc.ABC):
     origin: Float[np.ndarray, " all"]
 
     @abc.abstractmethod
-    def evaluate(self, u: Float[np.ndarray, "batch params"], weights: Float[np.ndarray, "batch runs"]) -> Evaluation:
-        """Return value, gradient and Hessian for each row of `u`, runs weighted by the same row of `weights`."""
+    def evaluate(
+        self,
+        u: Float[np.ndarray, "batch params"],
+        weights: Float[np.ndarray, "batch runs"],
+        noise: Float[np.ndarray, "batch runs"] | None = None,
+    ) -> Evaluation:
+        """Return value, gradient and Hessian for each row of `u`.
+
+        The same row of `weights` weighs the runs, and that of `noise`, where given, is added to their ln L.
+        """
 
     @abc.abstractmethod
     def linearise(self, u: Float[np.ndarray, " params"]) -> Linearisation:
@@ -164,18 +172,28 @@ class TermObjective(AbstractObjective):
     origin: Float[np.ndarray, " all"]
     layout: Layout
 
-    def evaluate(self, u: Float[np.ndarray, "batch params"], weights: Float[np.ndarray, "batch runs"]) -> Evaluation:
+    def evaluate(
+        self,
+        u: Float[np.ndarray, "batch params"],
+        weights: Float[np.ndarray, "batch runs"],
+        noise: Float[np.ndarray, "batch runs"] | None = None,
+    ) -> Evaluation:
         """Return value, gradient and Hessian, in chunks that stay in cache."""
         count, size = u.shape
         value, gradient, hessian = np.empty(count), np.empty((count, size)), np.empty((count, size * size))
         chunk = max(8, CHUNK_DOUBLES // len(self.log_loss))
         for first in range(0, count, chunk):
             rows = slice(first, first + chunk)
-            value[rows], gradient[rows], hessian[rows] = self._chunk(u[rows], weights[rows])
+            value[rows], gradient[rows], hessian[rows] = self._chunk(
+                u[rows], weights[rows], None if noise is None else noise[rows]
+            )
         return Evaluation(value, gradient, hessian.reshape(count, size, size))
 
     def _chunk(
-        self, u: Float[np.ndarray, "batch params"], weights: Float[np.ndarray, "batch runs"]
+        self,
+        u: Float[np.ndarray, "batch params"],
+        weights: Float[np.ndarray, "batch runs"],
+        noise: Float[np.ndarray, "batch runs"] | None,
     ) -> tuple[Float[np.ndarray, " batch"], Float[np.ndarray, "batch params"], Float[np.ndarray, "batch squares"]]:
         """Return value, gradient and flat Hessian.
 
@@ -193,10 +211,13 @@ class TermObjective(AbstractObjective):
         for term in shares[1:]:
             total += term
         residual = np.log(total)
+        if noise is not None:
+            residual -= noise
         np.reciprocal(total, out=total)
         for term in shares:
             term *= total
-        rho, psi, curvature = self.loss.rho(residual)
+        target = self.log_loss if noise is None else self.log_loss + noise
+        rho, psi, curvature = self.loss.of_log(residual, target)
         value = np.einsum("ij,ij->i", weights, rho)
         pull = weights * psi
         bend = weights * curvature

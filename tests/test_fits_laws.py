@@ -10,7 +10,8 @@ from scipy import optimize
 
 from fits.law import AbstractLaw, AbstractTermLaw, Scale
 from fits.laws import LAWS, Chinchilla, PowerLawFloor, law_named
-from fits.objective import LossSpec, TermObjective
+from fits.loss import LossKind, LossSpec, ResidualKind
+from fits.objective import TermObjective
 from ladder.errors import InputError
 from ladder.runs import COLUMN_NAMES
 
@@ -109,7 +110,11 @@ def test_marin_law_gives_the_registered_forecast() -> None:
     assert PowerLawFloor().predict(theta, {"compute": 1e23}) == pytest.approx(2.252, abs=5e-4)
 
 
-@pytest.mark.parametrize("loss", [LossSpec.huber(), LossSpec.mse(), LossSpec.student_t(0.01)], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [LossSpec.huber(), LossSpec.student_t(0.01), LossSpec(LossKind.MSE, None, ResidualKind.LINEAR, 10.0)],
+    ids=str,
+)
 @pytest.mark.parametrize("law", TERM_LAWS, ids=lambda law: law.name)
 def test_gradient_and_hessian_are_those_of_automatic_differentiation(law: AbstractTermLaw, loss: LossSpec) -> None:
     rng = np.random.default_rng(3)
@@ -126,7 +131,7 @@ def test_gradient_and_hessian_are_those_of_automatic_differentiation(law: Abstra
             raw = shift @ u
             theta = {p.name: jnp.exp(v) if p.name in law.linear else v for p, v in zip(law.params, raw, strict=True)}
             r = jnp.log(law.predict(theta, {name: jnp.array(values) for name, values in x.items()})) - log_loss
-            return (weights * loss.traced(r)).sum()
+            return (weights * loss.traced(r, jnp.array(log_loss))).sum()
 
         expected = [np.array(f(jnp.array(u))) for f in (value, jax.grad(value), jax.hessian(value))]
     found = objective.evaluate(u[None], weights[None])
