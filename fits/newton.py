@@ -34,9 +34,14 @@ class Minima:
 
 
 def minimise(
-    objective: AbstractObjective, starts: Float[np.ndarray, "batch params"], weights: Float[np.ndarray, "batch runs"]
+    objective: AbstractObjective,
+    starts: Float[np.ndarray, "batch params"],
+    weights: Float[np.ndarray, "batch runs"],
+    noise: Float[np.ndarray, "batch runs"] | None = None,
 ) -> Minima:
     """Return a local minimum for each start; no problem ends above its start.
+
+    `weights` and `noise` (added to ln L of the runs) are those of `AbstractObjective.evaluate`.
 
     Newton steps, with the absolute eigenvalues of the Hessian where it is not positive definite (so that saddles are
     left, not approached), clipped to a trust radius that falls to a quarter of the step after a failure and doubles
@@ -50,10 +55,10 @@ def minimise(
     active = np.arange(count)
     radius = np.ones(count)
     if not starts.shape[1]:
-        here = objective.evaluate(u, weights)
+        here = objective.evaluate(u, weights, noise)
         return Minima(u, here.value, np.isfinite(here.value), steps)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        here = objective.evaluate(u, weights)
+        here = objective.evaluate(u, weights, noise)
         value[:] = np.where(np.isfinite(here.value), here.value, math.inf)
         finite = _finite(here)
         active, here = active[finite], _rows(here, finite)
@@ -74,7 +79,7 @@ def minimise(
                     break
             length = np.maximum(np.abs(step).max(axis=1), np.finfo(float).tiny)
             step *= np.minimum(1.0, radius[active] / length)[:, None]
-            there = objective.evaluate(u[active] + step, weights[active])
+            there = objective.evaluate(u[active] + step, weights[active], None if noise is None else noise[active])
             better = (there.value < here.value) & _finite(there)
             length = np.abs(step).max(axis=1)
             radius[active] = np.where(better, np.maximum(radius[active], 2 * length), length / 4)

@@ -20,6 +20,7 @@ from fits.objective import AbstractObjective, LossSpec, TermObjective
 
 STARTS = 12  # with centred logarithms 12 of 12 reach the optimum of the Epoch data (peers study, 2026-11-30)
 FLOOR_SHARES = (0.3, 0.55, 0.8)  # E over loss at the start; published floors are .34 to .76 of it (policy study)
+SAMPLES = 50  # tries at a balanced sample without repeated starts
 SAME = 1e-6  # relative difference of objectives at which two starts are the same optimum (laws.md section 33)
 MIN_AGREEMENT = 0.5  # centred starts agree to 95 % and more; below one half the surface is multimodal or flat
 DEAD = 1e-9  # largest share of the loss at which a term is dead (peers study, case 2)
@@ -93,8 +94,12 @@ def starts_of(law: AbstractLaw, objective: AbstractObjective) -> Float[np.ndarra
     if math.prod(map(len, lists)) <= STARTS:
         grid = list(itertools.product(*lists))
     else:
+        grid = []
         rng = np.random.default_rng(0)
-        grid = list(zip(*(rng.permutation(np.resize(values, STARTS)).tolist() for values in lists), strict=True))
+        for _ in range(SAMPLES):
+            grid = list(zip(*(rng.permutation(np.resize(values, STARTS)).tolist() for values in lists), strict=True))
+            if len(set(grid)) == STARTS:
+                break
     mean = float(objective.log_loss.mean())
     logarithmic = dict(zip(objective.names, objective.logarithmic, strict=True))
     rows = []

@@ -1,6 +1,7 @@
 """What a fit was asked to do, complete enough to do it again: recorded in fit.json and read by `refit`."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from fits.laws import law_named
 from fits.objective import LossSpec
@@ -10,6 +11,13 @@ FLOOR_INTEGRATED = "floor-integrated"  # the forecasting policy of fits/floor_po
 SIZE_COLUMNS = ("nonembedding_active_params", "active_params", "total_params")
 CLUSTER_COLUMNS = ("rung_id", "trunk_id")
 RESAMPLES = 500  # of the cluster bootstrap; the 5 % quantile of 500 draws has a relative error of about 20 % in level
+
+
+class BootstrapKind(StrEnum):
+    """What is resampled: clusters of runs, or the signs of their residuals at unchanged inputs."""
+
+    CLUSTER = "cluster"
+    WILD = "wild"
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ class FitSpec:
         cluster_column: runs that share its value are resampled together.
         max_compute: runs above it stay out, or None.
         pinned_floor: value at which the irreducible loss is held, or None.
+        bootstrap: what is resampled. Wild keeps the design, so few rungs of great leverage are never missing.
         use_minimum: take the smallest observed loss of a budget whose parabola cannot be used, instead of leaving
             the budget out.
     """
@@ -41,6 +50,7 @@ class FitSpec:
     max_compute: float | None = None
     pinned_floor: float | None = None
     use_minimum: bool = False
+    bootstrap: BootstrapKind = BootstrapKind.CLUSTER
 
     def __post_init__(self) -> None:
         if self.law != FLOOR_INTEGRATED:
