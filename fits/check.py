@@ -1,5 +1,6 @@
 """A second look at a fit: what the runs identify, profile intervals, how the loss's delta moves it, IsoFLOP bias."""
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +38,23 @@ class FitCheck:
     sandwich_se: dict[str, float]
     sweep: pd.DataFrame
     isoflop: pd.DataFrame | None
+
+    def plain(self) -> dict[str, object]:
+        """Return it as JSON-like data; what was not reached or is missing is None."""
+        ident = self.identifiability
+        return {
+            "condition": ident.condition,
+            "raw_condition": ident.raw_condition,
+            "weakest": ident.weakest,
+            "floor_exponent": ident.floor_exponent,
+            "inflation": ident.inflation,
+            "profiles": [vars(interval) for interval in self.profiles],
+            "sandwich_se": self.sandwich_se,
+            "sweep": json.loads(self.sweep.to_json(orient="records", double_precision=15)),
+            "isoflop": None
+            if self.isoflop is None
+            else json.loads(self.isoflop.to_json(orient="records", double_precision=15)),
+        }
 
 
 def check(result: FitResult, runs: RunTable, level: float = 0.95) -> FitCheck:

@@ -22,19 +22,24 @@ def _loss(law_loss: Any, name: str | None, delta: float) -> Any:
         return law_loss
     if name not in tuple(LossKind):
         raise InputError(f"--loss {name!r} is none of {', '.join(LossKind)}.")
-    return LossSpec.mse() if name == LossKind.MSE else LossSpec.huber(delta)
+    return LossSpec.mse() if name == LossKind.MSE else LossSpec(LossKind(name), delta)
 
 
 @app.command()
 def run(
-    law: Annotated[str, typer.Option(help="floor-integrated, power-law-floor, power-law or chinchilla.")],
+    law: Annotated[
+        str, typer.Option(help="floor-integrated, power-law-floor, chinchilla, ...; `foretell fit laws` lists all.")
+    ],
     metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
     size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
-    loss: Annotated[str | None, typer.Option(help="huber or mse on ln L; by default what suits the law.")] = None,
-    delta: Annotated[float, typer.Option(help="Of the Huber loss, in ln L.")] = 1e-3,
+    loss: Annotated[
+        str | None, typer.Option(help="huber, mse or student_t on ln L; by default what suits the law.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Of huber, or the scale of student_t, in ln L.")] = 1e-3,
     resamples: Annotated[int, typer.Option(help="Bootstrap resamples; 0 for no intervals.")] = 500,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     cluster: Annotated[str, typer.Option(help="Runs resampled together share this column.")] = "rung_id",
+    wild: Annotated[bool, typer.Option("--wild", help="Resample signs of residuals instead of clusters.")] = False,
     max_compute: Annotated[
         str | None, typer.Option("--max-compute", help="Leave out runs above it.", metavar="FLOPS")
     ] = None,
@@ -45,6 +50,8 @@ def run(
         bool, typer.Option("--use-minimum", help="Use the smallest loss of a budget whose parabola cannot be used.")
     ] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write; by default fits/LAW.json.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the summary as HTML too.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write figures into this folder.", metavar="DIR")] = None,
     study: StudyOption = Path("study"),
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -59,7 +66,7 @@ def run(
     from dataclasses import replace
 
     from fits.fit import fit
-    from fits.spec import FitSpec
+    from fits.spec import BootstrapKind, FitSpec
     from ladder.provenance import Resource
     from ladder.runs import read_runs
     from ladder.study import Study
@@ -79,6 +86,7 @@ def run(
         max_compute=None if max_compute is None else float(parse_quantity(max_compute, "--max-compute", "FLOPs")),
         pinned_floor=pin_floor,
         use_minimum=use_minimum,
+        bootstrap=BootstrapKind.WILD if wild else BootstrapKind.CLUSTER,
     )
     runs = read_runs(place.runs)
 
@@ -88,6 +96,16 @@ def run(
 
     result = fit(spec, runs, progress=report, inputs=(Resource.of(place.runs, place.root),))
     result.save(path)
+    if html is not None:
+        from ladder.records import write_atomic
+
+        write_atomic(html, result.summary().page().encode())
+    if figures is not None:
+        from fits.gallery import save_figures
+
+        for file in save_figures(result, runs, figures):
+            if not quiet:
+                typer.echo(f"wrote {file}", err=True)
     if as_json:
         document = {
             "path": str(path),
@@ -148,3 +166,57 @@ def compare(
         factor = f"{row['extrapolation_factor']:.3g}x"
         table.add_row(str(name), row["status"], format_loss(row["median"]), interval, factor, params)
     Console().print(table)
+
+
+@app.command()
+def laws(as_json: JsonOption = False) -> None:
+    """List the laws: formula, what each reads, and where its published values come from.
+
+    Example: foretell fit laws
+    """
+    from fits.laws import LAWS
+
+    rows = [
+        {"law": law.name, "formula": law.formula, "inputs": list(law.inputs), "published": list(law.published)}
+        for law in LAWS.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for law in LAWS.values():
+        sources = ", ".join(f"{key} [{law.sources[key].evidence}]" for key in law.published) or "none"
+        typer.echo(f"{law.name}\n  {law.formula}\n  reads {', '.join(law.inputs)}; published values: {sources}")
+
+
+@app.command()
+def check(
+    fitted: Annotated[Path, typer.Argument(help="Fit, by file.", metavar="FIT")],
+    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Of the profile intervals.")] = 0.95,
+    study: StudyOption = Path("study"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show what the runs of a fit identify: profile intervals, conditioning, other losses, the bias of IsoFLOP vertices.
+
+    Example: foretell fit check study/fits/chinchilla.json --study study
+    """
+    from fits.check import check as look
+    from fits.result import read_fit
+    from ladder.runs import read_runs
+    from ladder.study import Study
+
+    found = look(read_fit(fitted), read_runs(Study(study).runs), level)
+    if as_json:
+        typer.echo(json.dumps(found.plain()))
+        return
+    typer.echo(f"{found.identifiability}\n")
+    typer.echo(f"parameter   estimate    {100 * level:g} % profile interval    sandwich se")
+    for interval in found.profiles:
+        lo, hi = (f"{end:.5g}" if end is not None else "not reached" for end in (interval.lo, interval.hi))
+        se = found.sandwich_se.get(interval.name)
+        shown = "" if se is None else f"{se:.2g}"
+        typer.echo(f"{interval.name:<10}  {interval.estimate:<10.5g}  {lo + ' to ' + hi:<24}  {shown}")
+    typer.echo(f"\nother losses\n{found.sweep.to_string(index=False, float_format='{:.5g}'.format)}")
+    if found.isoflop is not None:
+        typer.echo(
+            f"\nIsoFLOP vertices against this surface\n{found.isoflop.to_string(index=False, float_format='{:.4g}'.format)}"
+        )

@@ -37,14 +37,15 @@ def _colour(compute: float, compute_range: tuple[float, float]) -> tuple[float, 
     return COMPUTE_MAP(float(LogNorm(low, max(high, low * 1.01) * 1.6)(compute)))  # the light end is left out
 
 
-def _style(ax: Axes) -> Axes:
+def style(ax: Axes) -> Axes:
+    """Return the axes with the grid and spines of the suite."""
     ax.grid(color=GRID, lw=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
-def _log_ticks(ax: Axes, axis: str, count: bool) -> None:
+def log_ticks(ax: Axes, axis: str, count: bool) -> None:
     """Label a log axis like the rest of the suite, with ticks at 1, 2 and 5 where less than two decades are shown."""
     low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
     target = ax.xaxis if axis == "x" else ax.yaxis
@@ -131,10 +132,10 @@ def draw_isoflop(
     ax.set_xscale("log")
     points = frame[frame["kind"].isin(["point", "excluded"])]
     ax.set_xlim(points["size"].min() / 1.15, points["size"].max() * 1.9)
-    _log_ticks(ax, "x", count=True)
+    log_ticks(ax, "x", count=True)
     ax.set_xlabel(SIZE_LABELS.get(size_column, size_column))
     ax.set_ylabel(f"loss ({unit_label(unit)})")
-    return _style(ax)
+    return style(ax)
 
 
 def loss_frame(
@@ -234,7 +235,7 @@ def draw_loss(
     if floor:
         ax.set_yscale("log")
     ax.margins(x=0.03)
-    _log_ticks(ax, "x", count=False)
+    log_ticks(ax, "x", count=False)
     if floor:
         lowest = np.nanmin([curve["lo90"].min(), of["held_out"]["loss"].min()]) - floor
         ax.set_ylim(bottom=max(lowest / 1.5, 0.02 * (curve["loss"].min() - floor)))
@@ -246,7 +247,7 @@ def draw_loss(
     ax.set_ylabel(f"loss minus {floor:.3f} ({unit_label(unit)})" if floor else f"loss ({unit_label(unit)})")
     if len(of["comparator"]):
         ax.legend(frameon=False, fontsize="small", loc="best" if floor else "upper right", handlelength=2.6)
-    return _style(ax)
+    return style(ax)
 
 
 def residual_frame(result: FitResult) -> pd.DataFrame:
@@ -271,9 +272,9 @@ def draw_residuals(
         ax.plot(point[x], 100 * point["residual"], "o", ms=5, color=colour, mec="white", mew=0.5)
     ax.set_xscale("log")
     ax.margins(x=0.08, y=0.15)
-    _log_ticks(ax, "x", count=x != "compute")
+    log_ticks(ax, "x", count=x != "compute")
     largest = max(float(np.abs(ax.get_ylim()).max()), 100 * SEED_SD)
     ax.set_ylim(-largest, largest)
     ax.set_xlabel(x_label)
     ax.set_ylabel("observed over fitted, minus one (%)")
-    return _style(ax)
+    return style(ax)

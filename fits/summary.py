@@ -39,6 +39,13 @@ class Summary:
         table = [line(self.header), line(["---"] * len(self.header)), *map(line, self.rows)]
         return "\n".join([f"**{self.title}**", "", *facts, "", *table, *(f"\n{note}" for note in self.notes)]) + "\n"
 
+    def page(self) -> str:
+        """Return the summary as a whole HTML page."""
+        style = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;max-width:60rem}td,th{padding:.2em .9em .2em 0;"
+        style += "text-align:left}thead th{border-block:1px solid #444}dt{color:#555}"
+        head = f"<meta charset=utf-8><title>{html.escape(self.title)}</title><style>{style}</style>"
+        return f"<!doctype html><html lang=en><head>{head}</head><body>{self._repr_html_()}</body></html>\n"
+
     def _repr_html_(self) -> str:
         def cells(row: Sequence[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"

@@ -88,3 +88,48 @@ def test_unknown_words_are_refused(study: Path) -> None:
     ):
         done = CliRunner().invoke(app, ["run", "--study", str(study), *METRIC, *extra])
         assert isinstance(done.exception, InputError), extra
+
+
+def test_run_writes_page_and_figures(study: Path, tmp_path: Path) -> None:
+    page, folder = tmp_path / "fit.html", tmp_path / "figures"
+    command = ["run", "--study", str(study), "--law", "chinchilla", *METRIC, "--resamples", "30", "--quiet"]
+    done = CliRunner().invoke(app, [*command, "--html", str(page), "--figures", str(folder), "--wild"])
+    assert done.exit_code == 0, done.output
+    assert "residual signs" in done.stdout
+    assert "<table>" in page.read_text()
+    assert {path.stem for path in folder.glob("*.png")} == {"fit", "path", "residuals", "isoflop", "profile"}
+    done = CliRunner().invoke(
+        app,
+        ["run", "--study", str(study), "--law", "power-law-floor", *METRIC, "--quiet", "--figures", str(folder / "b")],
+    )
+    assert {path.stem for path in (folder / "b").glob("*.png")} == {"fit", "residuals", "isoflop", "profile"}
+
+
+def test_check_shows_what_the_runs_identify(study: Path) -> None:
+    CliRunner().invoke(
+        app, ["run", "--study", str(study), "--law", "chinchilla", *METRIC, "--quiet", "--resamples", "0"]
+    )
+    command = ["check", str(study / "fits" / "chinchilla.json"), "--study", str(study)]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    for words in ("condition", "weakest direction", "profile interval", "half squared", "IsoFLOP vertices"):
+        assert words in shown.stdout
+    document = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert len(document["profiles"]) == 5
+    assert len(document["sweep"]) == 3
+    assert len(document["isoflop"]) == 5
+    alpha = document["profiles"][3]
+    assert alpha["lo"] < alpha["estimate"] < alpha["hi"]
+
+
+def test_check_refuses_the_policy(study: Path) -> None:
+    CliRunner().invoke(app, ["run", "--study", str(study), "--law", "floor-integrated", *METRIC, "--quiet"])
+    done = CliRunner().invoke(app, ["check", str(study / "fits" / "floor-integrated.json"), "--study", str(study)])
+    assert isinstance(done.exception, InputError)
+
+
+def test_laws_are_listed_with_the_evidence_of_their_values() -> None:
+    shown = CliRunner().invoke(app, ["laws"]).stdout
+    assert "ludziejewski2025 [P]" in shown
+    rows = json.loads(CliRunner().invoke(app, ["laws", "--json"]).stdout)
+    assert len(rows) == 13
