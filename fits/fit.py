@@ -291,6 +291,7 @@ def _result(
         if frame[column].notna().any():
             ranges[column] = (float(frame[column].min()), float(frame[column].max()))
     unused = reasons(points.isoflop) if points.isoflop else ""
+    message = " ".join([message, *(f"Warning: {remark}" for remark in rows.remarks)])
     return FitResult(
         spec=spec,
         status=status,

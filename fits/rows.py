@@ -17,11 +17,12 @@ DIGEST_COLUMNS = ("run_id", "rung_id", "trunk_id", "seed", "eval_step", "budget"
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a fit, one a run, and how many runs stayed out by reason."""
+    """The rows of a fit, one a run, how many runs stayed out by reason, and what a reader must be warned of."""
 
     frame: pd.DataFrame
     excluded: dict[str, int]
     sha256: str
+    remarks: tuple[str, ...] = ()
 
 
 def select_rows(runs: RunTable, spec: FitSpec) -> Rows:
@@ -47,7 +48,27 @@ def select_rows(runs: RunTable, spec: FitSpec) -> Rows:
     _refuse_mixtures(frame)
     columns = [*DIGEST_COLUMNS, spec.size_column]
     digest = sha256_bytes(frame[columns].to_csv(index=False, lineterminator="\n").encode())
-    return Rows(frame, excluded, digest)
+    return Rows(frame, excluded, digest, _remarks(table, frame, spec))
+
+
+def _remarks(table: pd.DataFrame, frame: pd.DataFrame, spec: FitSpec) -> tuple[str, ...]:
+    """Return warnings of rows that are not independent: checkpoints, and branches of one trunk drawn apart."""
+    found = []
+    earlier = int(table["run_id"].isin(frame["run_id"]).sum()) - len(frame)
+    if earlier:
+        found.append(f"{earlier} earlier checkpoints are not used, as only the last of a run is independent.")
+    same = ["recipe", "seed", spec.size_column]
+    known = frame.dropna(subset=["seed", spec.size_column])
+    alike = known.duplicated([*same, "rung_id"], keep=False) & known["rung_id"].notna()
+    groups = known[alike].groupby([*same, "rung_id"], dropna=False)["tokens"].nunique()
+    if len(groups) and groups.max() > 1:
+        found.append(
+            f"{int(groups[groups > 1].sum())} runs share rung, size and seed at different tokens: if they are checkpoints "
+            "of one run they are not independent; keep one, or give them a trunk_id and draw by trunk."
+        )
+    if spec.cluster_column != "trunk_id" and frame["trunk_id"].dropna().duplicated().any():
+        found.append("runs share training trunks, so draw them together (cluster_column trunk_id).")
+    return tuple(found)
 
 
 def _refuse_duplicates(table: pd.DataFrame) -> None:

@@ -156,6 +156,52 @@ def test_only_the_last_checkpoint_of_a_run_enters(runs: RunTable) -> None:
     one, two = fit("power-law", RunTable.of(late)), fit("power-law", both)
     assert one.theta == two.theta
     assert two.n_runs == len(late)
+    assert f"{len(late)} earlier checkpoints are not used" in two.message
+
+
+def test_checkpoints_given_as_runs_and_branches_of_a_trunk_are_warned_of(runs: RunTable) -> None:
+    frame = runs.frame.copy()
+    one = frame[frame["seed"] == 0].iloc[[7]]
+    copies = [
+        one.assign(run_id=f"step{k}", tokens=one["tokens"] * k / 4, loss=one["loss"] * (1.2 - k / 20)) for k in (2, 3)
+    ]
+    spec = dataclasses.replace(FitSpec.of("chinchilla", "loss"), resamples=0)
+    result = fit(spec, RunTable.of(pd.concat([frame, *copies], ignore_index=True)))
+    assert "3 runs share rung, size and seed at different tokens" in result.message
+    trunks = RunTable.of(frame.assign(trunk_id=frame["budget"].map("{:g}".format)))
+    assert "draw them together" in fit(spec, trunks).message
+    assert "draw them together" not in fit(dataclasses.replace(spec, cluster_column="trunk_id"), trunks).message
+
+
+def test_losses_that_are_not_finite_never_reach_a_fit(runs: RunTable) -> None:
+    for value, words in ((np.nan, "no loss"), (np.inf, "infinite"), (-1.0, "positive")):
+        frame = runs.frame.copy()
+        frame.loc[4, "loss"] = value
+        with pytest.raises(InputError, match=words):
+            RunTable.of(frame)
+
+
+def test_law_of_more_inputs_names_the_missing_column(runs: RunTable) -> None:
+    for name, column in (("krajewski", "granularity"), ("ludziejewski", "experts"), ("muennighoff", "unique_tokens")):
+        with pytest.raises(InputError, match=column):
+            fit(name, runs)
+
+
+def test_moe_law_is_fitted_from_a_run_table_and_predicts(runs: RunTable) -> None:
+    rng = np.random.default_rng(0)
+    frame = runs.frame.assign(experts=2.0 ** rng.integers(0, 6, len(runs.frame)))
+    law = LAWS["ludziejewski"]
+    x = {"active_params": frame["active_params"], "tokens": frame["tokens"], "experts": frame["experts"]}
+    exact = law.predict(law.published["ludziejewski2025"], {key: value.to_numpy() for key, value in x.items()})
+    frame["loss"] = exact * np.exp(rng.normal(0, 1e-4, len(frame)))
+    spec = dataclasses.replace(FitSpec.of("ludziejewski", "loss"), resamples=40, size_column="active_params")
+    result = fit(spec, RunTable.of(frame))
+    assert result.status in (FitStatus.CONVERGED, FitStatus.ILL_CONDITIONED), result.message
+    target = {"compute": 6e19, "active_params": 1e9, "tokens": 1e10, "experts": 8.0}
+    truth = float(law.predict(law.published["ludziejewski2025"], target))
+    assert result.predictive(target).median == pytest.approx(truth, rel=2e-3)
+    with pytest.raises(InputError, match="positive experts"):
+        result.predictive({**target, "experts": 0.0})
 
 
 def one_ratio() -> pd.DataFrame:
