@@ -15,7 +15,7 @@ from ladder.errors import InputError
 from ladder.records import canonical_json, sha256_bytes, write_atomic
 from models.train import TrainState
 
-SCHEMA = "checkpoint/1"
+SCHEMA = "checkpoint/2"
 KEPT = 2
 
 

@@ -1,10 +1,11 @@
 """Routed SwiGLU experts, and three ways to run them that agree where nothing is dropped.
 
-`dense` runs every expert on every token: exact, for evaluation, E/K times the work. `gather` gives every expert a fixed number of
-slots, moves tokens into them and back, and drops what does not fit: the way to train. `reference` fetches each
-token's own expert weights: the definition, K experts' work and slow; tests hold the other two against it.
+`dense` runs every expert on every token: exact, for evaluation, E/K times the work. `Gather` gives every expert a
+fixed number of slots, moves tokens into them and back, and drops what does not fit: the way to train. `reference`
+fetches each token's own expert weights: the definition, K experts' work and slow; tests hold the other two to it.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ladder.shape import MoeShape
-from models.layers import Draw
+from models.layers import Draw, linear, row_sums
 from models.router import Routing
 
 
@@ -27,13 +28,13 @@ def swiglu(gate_up: Float[Array, "... f2"]) -> Float[Array, "... f"]:
 class Experts(eqx.Module):
     """A stack of SwiGLU experts; `gate_up` holds both input matrices of each side by side."""
 
-    gate_up: Float[Array, "E d f2"]
-    down: Float[Array, "E f d"]
+    gate_up: Float[Array, "*E d f2"]
+    down: Float[Array, "*E f d"]
 
     @staticmethod
-    def init(experts: int, hidden: int, width: int, draw: Draw) -> "Experts":
-        """Return `experts` experts of width `width` with fresh weights."""
-        return Experts(draw.matrix(experts, hidden, 2 * width), draw.matrix(experts, width, hidden))
+    def init(experts: tuple[int, ...], hidden: int, width: int, draw: Draw) -> "Experts":
+        """Return a stack of experts of width `width`, (layers, experts) or any other, with fresh weights."""
+        return Experts(draw.matrix(*experts, hidden, 2 * width), draw.matrix(*experts, width, hidden))
 
 
 # A way to run routed experts: outputs [T, d] and the number of choices that were dropped, from tokens [T, d].
@@ -87,6 +88,11 @@ def assign_slots(routing: Routing, slots: int) -> Slots:
     return Slots(slot, jnp.where(choice < top_k * tokens, choice % tokens, 0), choice)
 
 
+def _fetched(rows: Float[Array, "EC d"], slot: Int[Array, " T"]) -> Float[Array, "T d"]:
+    fetched: Array = rows.at[slot].get(mode="fill", fill_value=0)  # a dropped choice has the slot after the last: zeros
+    return fetched
+
+
 @jax.custom_vjp
 def _into_slots(x: Float[Array, "T d"], slots: Slots) -> Float[Array, "EC d"]:
     return x[slots.token]
@@ -98,7 +104,7 @@ def _into_slots_fwd(x: Float[Array, "T d"], slots: Slots) -> tuple[Float[Array, 
 
 def _into_slots_bwd(slots: Slots, grad: Float[Array, "EC d"]) -> tuple[Float[Array, "T d"], None]:
     # Empty slots hold token 0 but get no gradient, since nothing reads their output: gathering back is the adjoint.
-    return jnp.sum(grad.at[slots.slot].get(mode="fill", fill_value=0), axis=0), None
+    return functools.reduce(jnp.add, [_fetched(grad, slot) for slot in slots.slot]), None
 
 
 _into_slots.defvjp(_into_slots_fwd, _into_slots_bwd)
@@ -106,7 +112,10 @@ _into_slots.defvjp(_into_slots_fwd, _into_slots_bwd)
 
 @jax.custom_vjp
 def _out_of_slots(y: Float[Array, "EC d"], weights: Float[Array, "K T"], slots: Slots) -> Float[Array, "T d"]:
-    return jnp.sum(weights[..., None] * y.at[slots.slot].get(mode="fill", fill_value=0), axis=0)
+    # Choice by choice: one sum over an axis of choices took three times as long.
+    parts = [w[:, None] * _fetched(y, slot) for w, slot in zip(weights, slots.slot, strict=True)]
+    total: Array = functools.reduce(jnp.add, parts)
+    return total
 
 
 _Saved = tuple[Float[Array, "EC d"], Float[Array, "K T"], Slots]
@@ -123,7 +132,7 @@ def _out_of_slots_bwd(
 ) -> tuple[Float[Array, "EC d"], Float[Array, "K T"], None]:
     y, weights, slots = saved
     weight = weights.reshape(-1).at[slots.choice].get(mode="fill", fill_value=0)
-    to_weights = jnp.sum(y.at[slots.slot].get(mode="fill", fill_value=0) * grad, axis=-1)
+    to_weights = jnp.stack([row_sums(_fetched(y, slot) * grad) for slot in slots.slot])
     return weight[:, None] * grad[slots.token], to_weights, None
 
 
@@ -142,7 +151,7 @@ class Gather(eqx.Module):
         table = assign_slots(routing, self.slots)
         count, hidden, _ = experts.gate_up.shape
         inputs = _into_slots(x, table).reshape(count, self.slots, hidden)
-        inner = swiglu(jnp.einsum("ecd,edf->ecf", inputs, experts.gate_up))
-        outputs = jnp.einsum("ecf,efd->ecd", inner, experts.down).reshape(count * self.slots, hidden)
+        inner = swiglu(linear(inputs, experts.gate_up))
+        outputs = linear(inner, experts.down).reshape(count * self.slots, hidden)
         dropped = jnp.sum(table.slot == count * self.slots, dtype=jnp.float32)
         return _out_of_slots(outputs, routing.weights, table), dropped

@@ -5,6 +5,7 @@ W' = W - rate |W| u / |u|, then W'' = W' |W| / |W'|. The rate is thus relative t
 experts has its own norm. Source: Marin's MoE recipe; the norms are taken over the last two axes, never over a stack.
 """
 
+import math
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -74,24 +75,34 @@ class AdamHState(NamedTuple):
     square: PyTree
 
 
-def _matrix_dot(a: Float[Array, "*E n m"], b: Float[Array, "*E n m"]) -> Float[Array, "*E 1 1"]:
-    return jnp.sum(a * b, axis=(-2, -1), keepdims=True)
+def _dots(left: list[Array], right: list[Array]) -> Float[Array, " matrices"]:
+    """Return the inner product of each pair of matrices, those of all stacks after each other."""
+    return jnp.concatenate([jnp.einsum("...nm,...nm->...", a, b).reshape(-1) for a, b in zip(left, right, strict=True)])
 
 
-def adamh_step(
-    w: Float[Array, "*E n m"], direction: Float[Array, "*E n m"], rate: Float[Array, ""]
-) -> Float[Array, "*E n m"]:
-    """Return what to add to each matrix in `w` to move it by `rate`, relative to its norm, and keep that norm.
+def adamh_steps(matrices: list[Array], directions: list[Array], rate: Float[Array, ""]) -> list[Array]:
+    """Return what to add to each matrix to move it by `rate`, relative to its norm, and keep that norm.
 
-    A zero direction or a zero matrix stays where it is.
+    Arguments:
+        matrices: arrays [..., n, m]; leading axes stack matrices, each with its own norm.
+        directions: one for each, of the same shape.
+
+    A zero direction or a zero matrix stays where it is. The scalars of all matrices are worked out together, since
+    a kernel for each would take longer to compile than all the rest of the optimizer.
     """
-    norm2 = _matrix_dot(w, w)
-    length2 = _matrix_dot(direction, direction)
+    norm2, length2 = _dots(matrices, matrices), _dots(directions, directions)
     step = rate * jnp.sqrt(norm2 / jnp.where(length2 > 0, length2, 1.0))
     # |W'|^2 follows from the products at hand, which saves a pass over W'.
-    moved2 = norm2 - 2 * step * _matrix_dot(w, direction) + step * step * length2
+    moved2 = norm2 - 2 * step * _dots(matrices, directions) + step * step * length2
     scale = jnp.where((norm2 > 0) & (length2 > 0), jnp.sqrt(norm2 / jnp.where(moved2 > 0, moved2, 1.0)), 1.0)
-    return scale * (w - step * direction) - w
+    deltas, first = [], 0
+    for w, direction in zip(matrices, directions, strict=True):
+        stack = (*w.shape[:-2], 1, 1)
+        last = first + math.prod(stack)
+        along = (scale * step)[first:last].reshape(stack)
+        deltas.append((scale - 1)[first:last].reshape(stack) * w - along * direction)
+        first = last
+    return deltas
 
 
 def adamh(groups: PyTree) -> optax.GradientTransformationExtraArgs:
@@ -110,13 +121,19 @@ def adamh(groups: PyTree) -> optax.GradientTransformationExtraArgs:
         unbias1 = 1 - rates.beta1**updates
         unbias2 = 1 - rates.beta2**updates
 
-        def step(group: Group, m: Array, s: Array, w: Array) -> Array:
-            direction = (m / unbias1) / (jnp.sqrt(s / unbias2) + rates.epsilon)
-            if group is Group.ADAM:
-                return -rates.adam * direction
-            return adamh_step(w, direction, rates.adamh)
-
-        return jax.tree.map(step, groups, mean, square, params), AdamHState(updates, mean, square)
+        # The barrier has the directions computed once; else each of the sums below would do so again.
+        moments = zip(jax.tree.leaves(mean), jax.tree.leaves(square), strict=True)
+        along: list[Array] = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
+            [(m / unbias1) / (jnp.sqrt(s / unbias2) + rates.epsilon) for m, s in moments]
+        )
+        kinds, structure = jax.tree.flatten(groups)
+        weights = jax.tree.leaves(params)
+        hyper = [index for index, kind in enumerate(kinds) if kind is Group.ADAMH]
+        changes = [-rates.adam * direction for direction in along]
+        moved = adamh_steps([weights[index] for index in hyper], [along[index] for index in hyper], rates.adamh)
+        for index, change in zip(hyper, moved, strict=True):
+            changes[index] = change
+        return jax.tree.unflatten(structure, changes), AdamHState(updates, mean, square)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

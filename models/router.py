@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-WEIGHT_SUM = 2.0  # the K weights of a token add up to it
+from models.support import WEIGHT_SUM
 
 
 class Routing(eqx.Module):

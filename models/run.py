@@ -27,6 +27,7 @@ from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from models.data import EVAL_BYTES, Corpus, check_enough, training_order
 from models.evaluate import Evaluation, evaluate
 from models.experts import capacity
+from models.support import check_trainable
 from models.train import CHUNK, Hyperparams, Metrics, TrainState, initial_state, tail_steps, train_chunk
 
 SPEC_SCHEMA = "run-spec/1"
@@ -155,11 +156,13 @@ def train_run(
         peak_flops: measured float32 matrix-product speed of this core, FLOP/s.
         progress: called after every chunk.
 
-    Raises InputError when the corpus is too short for one epoch or the folder holds another run.
+    Raises InputError when the corpus is too short for one epoch, when the folder holds another run, and when the rung
+    asks for what this trainer does not do.
     """
     run_id = rung.run_id(seed)
     if (folder / "record.json").exists():
         return read_record(folder / "record.json")
+    check_trainable(rung)
     check_enough(corpus, rung.tokens, rung.shape.seq_len)
     folder.mkdir(parents=True, exist_ok=True)
     spec_sha256, started_at = _start(folder, rung, seed, corpus.manifest.sha256)

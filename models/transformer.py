@@ -9,8 +9,10 @@ from ladder.counts import count_params
 from ladder.shape import MoeShape
 from models.attention import Attention
 from models.experts import Dispatch, Experts, swiglu
-from models.layers import Draw, rms_norm
+from models.layers import Draw, linear, rms_norm
 from models.router import balanced_bias, expert_load, load_entropy, route
+
+UNROLLED_LAYERS = 8  # up to here layers are unrolled: a loop over two took a quarter longer a step on a CPU
 
 
 class RouterStats(eqx.Module):
@@ -30,38 +32,42 @@ class RouterStats(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention, then routed and shared experts side by side; each on the normalised residual stream."""
+    """Attention, then routed and shared experts side by side; each on the normalised residual stream.
 
-    attention_norm: Float[Array, " d"]
+    The model holds all its blocks as one, each leaf with a leading axis of layers.
+    """
+
+    attention_norm: Float[Array, "*L d"]
     attention: Attention
-    expert_norm: Float[Array, " d"]
-    router: Float[Array, "d E"]
+    expert_norm: Float[Array, "*L d"]
+    router: Float[Array, "*L d E"]
     experts: Experts
     shared: Experts
 
     @staticmethod
     def init(shape: MoeShape, draw: Draw) -> "Block":
-        """Return a block with fresh weights and gains of one."""
-        gain = jnp.ones(shape.hidden)
+        """Return the blocks of all layers, stacked, with fresh weights and gains of one."""
+        gain = jnp.ones((shape.layers, shape.hidden))
         return Block(
             gain,
             Attention.init(shape, draw),
             gain,
-            draw.matrix(shape.hidden, shape.experts),
-            Experts.init(shape.experts, shape.hidden, shape.expert_width, draw),
-            Experts.init(shape.shared_experts, shape.hidden, shape.shared_width, draw),
+            draw.matrix(shape.layers, shape.hidden, shape.experts),
+            Experts.init((shape.layers, shape.experts), shape.hidden, shape.expert_width, draw),
+            Experts.init((shape.layers, shape.shared_experts), shape.hidden, shape.shared_width, draw),
         )
 
     def __call__(
         self, x: Float[Array, "B S d"], bias: Float[Array, " E"], top_k: int, dispatch: Dispatch
     ) -> tuple[Float[Array, "B S d"], RouterStats]:
         """Return the residual stream after this block, and what its router did (without the axis of layers)."""
-        x = x + self.attention(rms_norm(x) * self.attention_norm)
-        inputs = (rms_norm(x) * self.expert_norm).reshape(-1, x.shape[-1])
-        routing = route(jnp.einsum("de,td->et", self.router, inputs), bias, top_k)
+        rows = x.reshape(-1, x.shape[-1])
+        x = x + self.attention(rms_norm(rows, self.attention_norm).reshape(x.shape))
+        inputs = rms_norm(x.reshape(rows.shape), self.expert_norm)
+        routing = route(linear(inputs, self.router).T, bias, top_k)
         outputs, dropped = dispatch(self.experts, inputs, routing)
         for gate_up, down in zip(self.shared.gate_up, self.shared.down, strict=True):
-            outputs = outputs + swiglu(inputs @ gate_up) @ down
+            outputs = outputs + linear(swiglu(linear(inputs, gate_up)), down)
         load = expert_load(routing)
         stats = RouterStats(balanced_bias(routing), load, load_entropy(load), dropped)
         return x + outputs.reshape(x.shape), stats
@@ -71,7 +77,7 @@ class Transformer(eqx.Module):
     """Embedding, L blocks, a last norm and an untied head. Leaves add up to `ladder.counts.count_params`."""
 
     embedding: Float[Array, "V d"]
-    blocks: tuple[Block, ...]
+    blocks: Block
     head_norm: Float[Array, " d"]
     head: Float[Array, "d V"]
     shape: MoeShape = eqx.field(static=True)
@@ -82,7 +88,7 @@ class Transformer(eqx.Module):
         draw = Draw(count_params(shape).total, key=key)
         return Transformer(
             draw.matrix(shape.hidden, shape.vocab_size).T,
-            tuple(Block.init(shape, draw) for _ in range(shape.layers)),
+            Block.init(shape, draw),
             jnp.ones(shape.hidden),
             draw.matrix(shape.hidden, shape.vocab_size),
             shape,
@@ -99,12 +105,17 @@ class Transformer(eqx.Module):
             dispatch: how the routed experts are run.
         """
         x = self.embedding[tokens]
-        stats = []
-        for block, layer_bias in zip(self.blocks, bias, strict=True):
-            x, layer_stats = block(x, layer_bias, self.shape.top_k, dispatch)
-            stats.append(layer_stats)
-        stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *stats)
-        return (rms_norm(x) * self.head_norm) @ self.head, stacked
+
+        def layer(
+            x: Float[Array, "B S d"], block_and_bias: tuple[Block, Float[Array, " E"]]
+        ) -> tuple[Float[Array, "B S d"], RouterStats]:
+            block, layer_bias = block_and_bias
+            return block(x, layer_bias, self.shape.top_k, dispatch)
+
+        unroll = self.shape.layers <= UNROLLED_LAYERS
+        x, stats = jax.lax.scan(layer, x, (self.blocks, bias), unroll=unroll)
+        outputs = rms_norm(x.reshape(-1, x.shape[-1]), self.head_norm)
+        return linear(outputs, self.head).reshape(*tokens.shape, -1), stats
 
 
 @jax.custom_vjp

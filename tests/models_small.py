@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ladder.flops import FlopConvention
-from ladder.recipe import OptimizerPlan, Schedule
+from ladder.recipe import OptimizerPlan, RouterPlan, Schedule
 from ladder.records import canonical_json, sha256_bytes, to_plain
 from ladder.rung import Role, Rung
 from ladder.shape import MoeShape
@@ -50,6 +50,7 @@ def small_rung(steps: int = 40, **changes: object) -> Rung:
         schedule=Schedule(0.1, 0.3, 0.0),
         capacity_factor=1.5,
         seeds=(0,),
+        router=RouterPlan("quantile", "topk", 0, 2.0, 0.0),
     )
     return replace(rung, **changes)
 

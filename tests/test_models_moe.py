@@ -9,9 +9,9 @@ from ladder.counts import count_params
 from ladder.flops import forward_flops_per_token
 from ladder.recipe import recipe_named
 from ladder.shape import MoeShape
-from models.attention import Attention
+from models.attention import Attention, causal_mix
 from models.experts import Experts, Gather, capacity, dense, reference
-from models.layers import Draw
+from models.layers import Draw, linear, rms_norm
 from models.router import balanced_bias, expert_load, load_entropy, route
 from models.transformer import token_losses
 from tests.models_flops import dot_flops
@@ -45,7 +45,7 @@ def test_drops_equal_a_count_in_numpy(slots: int) -> None:
     tokens, experts, top_k = 40, 6, 2
     logits = jax.random.normal(jax.random.key(slots), (experts, tokens)) + jnp.arange(experts)[:, None]
     routing = route(logits, jnp.zeros(experts), top_k)
-    stack = Experts.init(experts, 8, 5, Draw(10_000, key=jax.random.key(1)))
+    stack = Experts.init((experts,), 8, 5, Draw(10_000, key=jax.random.key(1)))
     x = jax.random.normal(jax.random.key(2), (tokens, 8))
     outputs, dropped = jax.jit(Gather(slots))(stack, x, routing)
 
@@ -67,7 +67,7 @@ def test_drops_equal_a_count_in_numpy(slots: int) -> None:
 def test_drop_gradients_equal_those_of_differentiating_what_was_kept() -> None:
     experts, tokens, slots = 4, 24, 5
     logits = jax.random.normal(jax.random.key(0), (experts, tokens)) * 2
-    stack = Experts.init(experts, 6, 3, Draw(10_000, key=jax.random.key(1)))
+    stack = Experts.init((experts,), 6, 3, Draw(10_000, key=jax.random.key(1)))
     x = jax.random.normal(jax.random.key(2), (tokens, 6))
     table = np.asarray(route(logits, jnp.zeros(experts), 2).experts)
     kept, taken = np.zeros((2, tokens)), np.zeros(experts, int)
@@ -152,11 +152,11 @@ def test_leaves_add_up_to_the_counts(shape: MoeShape) -> None:
     groups = {
         "embedding": model.embedding.size,
         "head": model.head.size,
-        "attention": sum(block.attention.qkv.size + block.attention.out.size for block in model.blocks),
-        "router": sum(block.router.size for block in model.blocks),
-        "routed_experts": sum(leaf.size for block in model.blocks for leaf in jax.tree.leaves(block.experts)),
-        "shared_experts": sum(leaf.size for block in model.blocks for leaf in jax.tree.leaves(block.shared)),
-        "norms": model.head_norm.size + sum(b.attention_norm.size + b.expert_norm.size for b in model.blocks),
+        "attention": model.blocks.attention.qkv.size + model.blocks.attention.out.size,
+        "router": model.blocks.router.size,
+        "routed_experts": sum(leaf.size for leaf in jax.tree.leaves(model.blocks.experts)),
+        "shared_experts": sum(leaf.size for leaf in jax.tree.leaves(model.blocks.shared)),
+        "norms": model.head_norm.size + model.blocks.attention_norm.size + model.blocks.expert_norm.size,
     }
     assert groups == {name: getattr(counts, name) for name in groups}
 
@@ -183,7 +183,7 @@ def test_flops_equal_a_count_over_dot_products(hidden: int) -> None:
 
 
 def test_attention_equals_numpy_and_sees_no_future() -> None:
-    attention = Attention.init(SHAPE, Draw(10_000, key=jax.random.key(3)))
+    attention = jax.tree.map(lambda leaf: leaf[0], Attention.init(SHAPE, Draw(10_000, key=jax.random.key(3))))
     x = np.asarray(jax.random.normal(jax.random.key(4), (2, 16, 12)), np.float64)
     qkv = (x @ np.asarray(attention.qkv, np.float64)).reshape(2, 16, 8, 4)
 
@@ -192,7 +192,7 @@ def test_attention_equals_numpy_and_sees_no_future() -> None:
         out = np.zeros_like(vectors)
         for position in range(16):
             for pair in range(2):
-                angle = position * 100.0 ** (-2 * pair / 4)
+                angle = position * SHAPE.attention.rope_theta ** (-2 * pair / 4)
                 a, b = vectors[:, position, :, pair], vectors[:, position, :, pair + 2]
                 out[:, position, :, pair] = a * np.cos(angle) - b * np.sin(angle)
                 out[:, position, :, pair + 2] = a * np.sin(angle) + b * np.cos(angle)
@@ -228,3 +228,37 @@ def test_token_losses_equal_log_softmax_in_value_and_gradient() -> None:
     np.testing.assert_allclose(
         jax.jit(jax.grad(total(fast)))(logits), jax.jit(jax.grad(total(plain)))(logits), rtol=1e-4, atol=1e-5
     )
+
+
+def assert_same_gradients(fast, slow, *arguments) -> None:
+    weighted = lambda f: lambda *a: jnp.sum(jnp.sin(f(*a)))
+    every = tuple(range(len(arguments)))
+    np.testing.assert_allclose(fast(*arguments), slow(*arguments), rtol=2e-5, atol=1e-6)
+    got = jax.jit(jax.grad(weighted(fast), argnums=every))(*arguments)
+    want = jax.jit(jax.grad(weighted(slow), argnums=every))(*arguments)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+
+
+def test_hand_written_gradients_equal_automatic_ones() -> None:
+    x, w, stack = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate([(7, 5), (5, 4), (3, 5, 4)]))
+    assert_same_gradients(linear, jnp.matmul, x, w)
+    assert_same_gradients(linear, jnp.matmul, jax.random.normal(jax.random.key(3), (3, 7, 5)), stack)
+    plain = lambda x, gain: x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * gain
+    assert_same_gradients(rms_norm, plain, x, jax.random.normal(jax.random.key(4), (5,)))
+
+    def softmax_mix(q, k, v):
+        seen = jnp.tile(jnp.tril(jnp.ones((6, 6), bool)), (2, 1))
+        scores = jnp.where(seen, jnp.einsum("nqh,nkh->nqk", q, k), -jnp.inf)
+        return jnp.einsum("nqk,nkh->nqh", jax.nn.softmax(scores, axis=-1), v)
+
+    q, k, v = (jax.random.normal(jax.random.key(n), (2, rows, 4)) for n, rows in ((5, 12), (6, 6), (7, 6)))
+    assert_same_gradients(causal_mix, softmax_mix, q, k, v)
+
+
+def test_many_layers_in_a_loop_equal_unrolled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    unrolled, _ = model(TOKENS[:, :-1], BIAS, dense)
+    monkeypatch.setattr("models.transformer.UNROLLED_LAYERS", 0)
+    looped, _ = model(TOKENS[:, :-1], BIAS, dense)
+    np.testing.assert_allclose(looped, unrolled, rtol=1e-5, atol=1e-6)

@@ -45,7 +45,7 @@ def test_norms_are_kept_per_matrix_and_per_expert() -> None:
 def test_updates_equal_numpy() -> None:
     before = small_model()
     after, grads = steps(before, 3)
-    pairs = (lambda m: m.blocks[1].experts.down, lambda m: m.head, lambda m: m.embedding)
+    pairs = (lambda m: m.blocks.experts.down[1], lambda m: m.head, lambda m: m.embedding)
     for pick, hyper in zip(pairs, (True, True, False), strict=True):
         w = np.asarray(pick(before), np.float64)
         mean = square = 0
@@ -64,9 +64,9 @@ def test_updates_equal_numpy() -> None:
 
 def test_every_leaf_has_the_group_of_its_kind() -> None:
     groups = parameter_groups(small_model())
-    assert groups.embedding is groups.blocks[0].router is groups.blocks[0].attention_norm is Group.ADAM
-    assert groups.head is groups.blocks[1].experts.down is groups.blocks[1].shared.gate_up is Group.ADAMH
-    assert groups.blocks[0].attention.qkv is Group.ADAMH
+    assert groups.embedding is groups.blocks.router is groups.blocks.attention_norm is Group.ADAM
+    assert groups.head is groups.blocks.experts.down is groups.blocks.shared.gate_up is Group.ADAMH
+    assert groups.blocks.attention.qkv is Group.ADAMH
 
 
 def test_unknown_leaves_and_vectors_in_matrix_groups_fail_loudly() -> None:

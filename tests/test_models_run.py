@@ -6,17 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ladder.attention import AttentionPattern
 from ladder.errors import InputError
+from ladder.generate import make_rung
+from ladder.recipe import recipe_named
 from ladder.runs import RunStatus
 from ladder.study import Study
 from models.data import EVAL_BYTES, batch_at, eval_windows, read_corpus, training_order
+from models.pool import missing_jobs
 from models.run import read_record, train_run
+from models.support import check_trainable
 from models.table import collect_runs
 from tests.models_small import SHAPE, small_rung, write_corpus
 
@@ -155,8 +161,6 @@ def test_another_runs_folder_is_refused(corpus_folder: Path, whole: Path, tmp_pa
 
 
 def test_diverged_run_ends_stays_in_the_table_and_others_go_on(corpus_folder: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from ladder.provenance import provenance
     from ladder.rung import Ladder
 
@@ -180,6 +184,25 @@ def test_run_longer_than_the_corpus_is_refused(corpus_folder: Path, tmp_path: Pa
     with pytest.raises(InputError, match="needs 64000 training tokens but the corpus has 59984"):
         run(tmp_path / "run", corpus_folder, small_rung(1000))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"shape": replace(SHAPE, latent_width=6)}, "latent_width=6"),
+        ({"shape": replace(SHAPE, attention=AttentionPattern(window=4))}, "attention other than causal"),
+        ({"optimizer": replace(small_rung().optimizer, name="muonh")}, "optimizer 'muonh'"),
+        ({"router": replace(small_rung().router, weight_sum=2.5)}, "router weight_sum=2.5"),
+    ],
+    ids=["latent", "window", "muonh", "weights"],
+)
+def test_a_rung_this_trainer_would_train_as_another_model_is_refused(tmp_path: Path, changes, asked: str) -> None:
+    rung = small_rung(**changes)
+    with pytest.raises(InputError, match=asked):
+        check_trainable(rung)
+    with pytest.raises(InputError, match=asked):
+        missing_jobs(Study(tmp_path), [small_rung(), rung])
+    check_trainable(make_rung(recipe_named("tiny-cpu"), 3 * 10**10, 16))
 
 
 def test_damaged_corpus_is_refused(tmp_path: Path) -> None:
