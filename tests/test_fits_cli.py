@@ -100,7 +100,19 @@ def test_run_writes_page_and_figures(study: Path, tmp_path: Path) -> None:
     assert {path.stem for path in folder.glob("*.png")} == {"fit", "path", "residuals", "isoflop", "profile"}
     done = CliRunner().invoke(
         app,
-        ["run", "--study", str(study), "--law", "power-law-floor", *METRIC, "--quiet", "--figures", str(folder / "b")],
+        [
+            "run",
+            "--study",
+            str(study),
+            "--law",
+            "power-law-floor",
+            *METRIC,
+            "--quiet",
+            "--resamples",
+            "20",
+            "--figures",
+            str(folder / "b"),
+        ],
     )
     assert {path.stem for path in (folder / "b").glob("*.png")} == {"fit", "residuals", "isoflop", "profile"}
 
