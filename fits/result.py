@@ -175,7 +175,8 @@ class FitResult:
         level: float = 0.9,
         kind: str = IntervalKind.OBSERVATION,
     ) -> pd.DataFrame:
-        """Return one row a target: compute, median, mean, se, lo, hi, extrapolation_factor, in_range.
+        """Return one row a target: compute, median, mean, se, lo, hi, extrapolation_factor, in_range,
+        outside (names of what lies beyond the fitted range: compute and, for laws of runs, the size and tokens).
 
         `kind` ``"observation"`` is for the next run, ``"mean"`` for the curve. `lo` and `hi` bound the central
         interval of `level`. `mean` is exp of the mean of ln L, because a Student-t in ln L has no arithmetic mean of L;
@@ -206,9 +207,16 @@ class FitResult:
                     "hi": hi,
                     "extrapolation_factor": compute / high,
                     "in_range": low <= compute <= high,
+                    "outside": ", ".join(self._outside(target)),
                 }
             )
         return pd.DataFrame(rows)
+
+    def _outside(self, target: Target) -> list[str]:
+        inputs = ("compute",) if self.spec.on_optima else law_named(self.law).inputs
+        columns = dict.fromkeys(self.spec.size_column if name == "active_params" else name for name in inputs)
+        ranges = {name: self.fit_range[name] for name in ("compute", *columns) if name in self.fit_range}
+        return [name for name, (low, high) in ranges.items() if not low <= float(target[name]) <= high]
 
     def _moments(self, target: Target, level: float, kind: IntervalKind) -> tuple[float, float, float, float, float]:
         """Return median, exp of the mean of ln L, scale of ln L, and the interval."""

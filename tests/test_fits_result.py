@@ -64,6 +64,8 @@ def test_predictions_are_ordered_and_observation_is_wider(name: str, results: di
         assert (frame["median"] < frame["hi"]).all()
         assert frame["in_range"].tolist() == [False, True]
         assert frame["extrapolation_factor"].tolist() == pytest.approx([10, 0.1])
+        assert frame["outside"][0].startswith("compute")
+        assert frame["outside"][1] == ""
     assert (observation["hi"] - observation["lo"] > mean["hi"] - mean["lo"]).all()
     narrow = result.predict(targets, level=0.5)
     assert (narrow["lo"] > observation["lo"]).all()
