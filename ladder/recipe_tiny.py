@@ -18,7 +18,8 @@ class TinyCpu(AbstractRecipe):
     Evidence: two ladders of 16 rungs each, measured on two CPU cores on English docstrings (LOG.md, 2026-12-01).
     Rates: matrix rate swept by 0.5, 1, 2 at four (size, budget) cells, at its optimum within a factor of two;
     embedding rate swept at 0.1 to 6 times the matrix rate at two cells, where it was the largest single effect.
-    Range: widths 12 to 64, 0.1 to 5 million tokens.
+    Width 8 was measured at 1e10 to 4e10 only, as the size that brackets the smallest budgets from below.
+    Range: widths 8 to 64, 0.1 to 5 million tokens.
     """
 
     name: ClassVar[str] = "tiny-cpu"
@@ -32,7 +33,7 @@ class TinyCpu(AbstractRecipe):
 
     def widths(self) -> tuple[int, ...]:
         """Return the widths with a shape."""
-        return (12, 16, 24, 32, 48, 56, 64)
+        return (8, 12, 16, 24, 32, 48, 56, 64)
 
     def shape(self, hidden: int) -> MoeShape:
         """Return two layers of 8 experts, top-2 and one shared, all of width `hidden`; heads of 16."""
