@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
+
+if TYPE_CHECKING:
+    from models.pool import WorkerPool
 
 # Command group, module, attribute, one line of help. A group's module is imported only when it is used.
 GROUPS = (
@@ -76,8 +79,10 @@ PRESETS = {
 METRIC = "test/loss"  # of the text that no choice was made on; validation/loss is for tuning
 
 
-def run_demo(out: Path, preset: Preset, say: Callable[[str], None], *, quiet: bool = False) -> list[Path]:
-    """Do the whole flow in the study `out` and return its reports, one for each held-out rung.
+def run_demo(
+    out: Path, preset: Preset, pool: WorkerPool, say: Callable[[str], None], *, quiet: bool = False
+) -> list[Path]:
+    """Do the whole flow in the study `out` with the workers of `pool` and return a report for each held-out rung.
 
     What is done already is not repeated, so an interrupted demo goes on where it stopped.
     """
@@ -91,7 +96,7 @@ def run_demo(out: Path, preset: Preset, say: Callable[[str], None], *, quiet: bo
     from forecasts.verify import verify
     from ladder import InputError, Study, plan_isoflop, read_ladder, recipe_named
     from models.corpus import build_corpus
-    from models.pool import missing_jobs, run_jobs
+    from models.pool import missing_jobs
     from models.progress import TrainingDisplay
     from models.table import collect_runs
     from reports.build import build_report
@@ -120,7 +125,7 @@ def run_demo(out: Path, preset: Preset, say: Callable[[str], None], *, quiet: bo
     def train(rungs: Sequence[Any], label: str) -> Any:
         jobs = missing_jobs(study, rungs)
         with TrainingDisplay(jobs, label, quiet=quiet) as display:
-            run_jobs(jobs, corpus, workers=2, report=display.report)
+            pool.run(jobs, corpus, display.report)
         return collect_runs(study, ladder)
 
     say(f"Training {len(missing_jobs(study, ladder.fit_rungs))} runs of {len(ladder.fit_rungs)} fit rungs.")
@@ -172,6 +177,7 @@ def demo(
     Example: foretell demo --preset smoke --out demo
     """
     from ladder.errors import InputError
+    from models.pool import WorkerPool
 
     if preset not in PRESETS:
         raise InputError(f"unknown preset {preset!r}; use {', '.join(PRESETS)}.")
@@ -181,7 +187,9 @@ def demo(
         if not quiet:
             typer.echo(text, err=True)
 
-    pages = run_demo(out, PRESETS[preset], say, quiet=quiet)
+    with WorkerPool(workers=2) as pool:
+        pool.start()  # they import JAX while the ladder is planned and the corpus built
+        pages = run_demo(out, PRESETS[preset], pool, say, quiet=quiet)
     typer.echo(f"Done in {time.monotonic() - start:.0f} s. Report:")
     for page in pages:
         typer.echo(f"  {page}")

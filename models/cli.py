@@ -72,7 +72,7 @@ def run(
     """
     from ladder.study import Study
     from models.corpus import build_corpus, read_manifest
-    from models.pool import missing_jobs, run_jobs
+    from models.pool import WorkerPool, missing_jobs
     from models.progress import TrainingDisplay
     from models.table import collect_runs
 
@@ -80,10 +80,12 @@ def run(
     ladder, rungs = _rungs(where, role)
     jobs = missing_jobs(where, rungs)
     if jobs:
-        text = corpus or build_corpus()
-        read_manifest(text)
-        with TrainingDisplay(jobs, f"training {role} rungs", quiet=quiet) as display:
-            run_jobs(jobs, text, workers=workers, report=display.report)
+        with WorkerPool(min(workers, len(jobs))) as pool:
+            pool.start()
+            text = corpus or build_corpus()
+            read_manifest(text)
+            with TrainingDisplay(jobs, f"training {role} rungs", quiet=quiet) as display:
+                pool.run(jobs, text, display.report)
     frame = collect_runs(where, ladder).frame
     ids = {rung.run_id(seed) for rung in rungs for seed in rung.seeds}
     diverged = sorted(set(frame.loc[frame["status"] == "diverged", "run_id"]) & ids)
@@ -105,7 +107,7 @@ def status(study: StudyOption = Path("study"), as_json: JsonOption = False) -> N
     Example: foretell train status --study study
     """
     from ladder.study import Study
-    from models.run import read_record
+    from models.record import read_record
 
     where = Study(study)
     _, rungs = _rungs(where, Which.ALL)

@@ -79,10 +79,12 @@ def _sources() -> list[tuple[str, Path]]:
     skipped = {"tests", "test", "site-packages", "_vendor", "lib2to3", "idlelib", "turtledemo", "__pycache__"}
     documents = []
     for name, root in roots:
-        for path in sorted(root.rglob("*.py")):
-            relative = path.relative_to(root)
-            if not skipped.intersection(relative.parts):
-                documents.append((f"{name}/{relative.as_posix()}", path))
+        found = []
+        for folder, below, files in os.walk(root):
+            below[:] = [each for each in below if each not in skipped]
+            found += [os.path.join(folder, file) for file in files if file.endswith(".py")]
+        for path in sorted(found, key=lambda path: path.split(os.sep)):
+            documents.append((f"{name}/{os.path.relpath(path, root).replace(os.sep, '/')}", Path(path)))
     return documents
 
 

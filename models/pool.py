@@ -1,24 +1,27 @@
 """Many runs on one machine: worker processes, one pinned to each core, that keep their compiled steps.
 
 Two one-core processes do 11 to 15 % more than one on two cores at these sizes, and share nothing but the corpus on
-disk. The longest runs go first, and a worker prefers a shape that it has compiled already.
+disk. The longest runs go first, and a worker prefers a shape that it has compiled already. Workers stay from one
+round of runs to the next.
 """
 
 import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ladder.errors import ForetellError, UnusableError
 from ladder.rung import Rung
 from ladder.study import Study
 from models.corpus import cache_dir
+from models.record import Progress
 from models.support import check_trainable
 
 
@@ -79,7 +82,7 @@ def measured_peak() -> float:
     return 2 * size**3 / best
 
 
-def _work(connection: Connection, core: int | None, corpus_folder: Path) -> None:
+def _work(connection: Connection, core: int | None) -> None:
     """Make the runs that come through `connection` until None does; report progress, records and failures."""
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
@@ -89,19 +92,20 @@ def _work(connection: Connection, core: int | None, corpus_folder: Path) -> None
     from models.data import read_corpus
     from models.run import train_run
 
+    loaded: dict[Path, Any] = {}
     try:
-        corpus = read_corpus(corpus_folder)
-        text = jnp.asarray(corpus.train)
-        peak = measured_peak()
-        while (job := connection.recv()) is not None:
+        while (order := connection.recv()) is not None:
+            job, folder = order
             try:
+                if folder not in loaded:
+                    corpus = read_corpus(folder)
+                    loaded = {folder: (corpus, jnp.asarray(corpus.train), measured_peak())}
+                corpus, text, peak = loaded[folder]
                 connection.send(
                     train_run(job.rung, job.seed, job.folder, corpus, text, peak_flops=peak, progress=connection.send)
                 )
             except ForetellError as error:
                 connection.send(Failure(job.run_id, str(error), error.exit_code))
-    except ForetellError as error:
-        connection.send(Failure("", str(error), error.exit_code))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return  # the parent is gone or going; what was checkpointed stays
 
@@ -137,51 +141,75 @@ def _cores(workers: int) -> list[int | None]:
     return [available[index] if index < len(available) else None for index in range(workers)]
 
 
-def run_jobs(
-    jobs: Sequence[Job], corpus: Path, *, workers: int, report: Callable[[Any], None] = lambda message: None
-) -> None:
-    """Make all `jobs`; `report` gets every Progress, RunRecord and Failure as it comes.
+class WorkerPool:
+    """Worker processes that train runs; use as a context, at whose end they are stopped.
 
-    Raises UnusableError naming the first run that could not be made, after the others have ended, and when a worker
-    is killed; what was checkpointed stays, and the same call goes on from there. Diverged runs are records, not
-    failures.
+    They start with `start`, or with the first runs: starting early has them import JAX while a corpus is built.
     """
-    pending = list(jobs)
-    if not pending:
-        return
-    spawn = multiprocessing.get_context("spawn")
-    processes: dict[Connection, BaseProcess] = {}
-    busy: dict[Connection, Job] = {}
-    compiled: dict[Connection, set[object]] = {}
-    failures: list[Failure] = []
 
-    def ready(connections: Iterable[Connection]) -> list[Connection]:
-        return [connection for connection in wait(list(connections)) if isinstance(connection, Connection)]
+    def __init__(self, workers: int) -> None:
+        self._wanted = workers
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._compiled: dict[Connection, set[object]] = {}
 
-    def assign(connection: Connection) -> None:
-        if not pending:
-            connection.send(None)
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection, process in self._processes.items():
+            if kind is None:
+                with contextlib.suppress(BrokenPipeError):
+                    connection.send(None)
+            else:
+                process.terminate()
+        for process in self._processes.values():
+            process.join(timeout=10)
+
+    def start(self) -> None:
+        """Start the workers, unless they run already."""
+        if self._processes:
             return
-        others = set().union(*(shapes for other, shapes in compiled.items() if other is not connection))
-        own = compiled[connection]
-        # Longest first within: compiled here, compiled nowhere, compiled by another worker.
-        job = min(pending, key=lambda job: 0 if job.compiled_as in own else 2 if job.compiled_as in others else 1)
-        pending.remove(job)
-        own.add(job.compiled_as)
-        busy[connection] = job
-        connection.send(job)
-
-    try:
+        spawn = multiprocessing.get_context("spawn")
         with _worker_environment():
-            for core in _cores(min(workers, len(pending))):
+            for core in _cores(self._wanted):
                 ours, theirs = spawn.Pipe()
-                process: BaseProcess = spawn.Process(target=_work, args=(theirs, core, corpus), daemon=True)
+                process: BaseProcess = spawn.Process(target=_work, args=(theirs, core), daemon=True)
                 process.start()
                 theirs.close()
-                processes[ours], compiled[ours] = process, set()
-                assign(ours)
+                self._processes[ours], self._compiled[ours] = process, set()
+
+    def _next(self, connection: Connection, pending: Sequence[Job]) -> Job:
+        """Return the job for a free worker: longest first within compiled here, nowhere, by another worker."""
+        own = self._compiled[connection]
+        others = set().union(*(shapes for other, shapes in self._compiled.items() if other is not connection))
+        return min(pending, key=lambda job: 0 if job.compiled_as in own else 2 if job.compiled_as in others else 1)
+
+    def run(self, jobs: Sequence[Job], corpus: Path, report: Callable[[Any], None] = lambda message: None) -> None:
+        """Make all `jobs` on `corpus`; `report` gets every Progress, RunRecord and Failure as it comes.
+
+        Raises UnusableError naming the first run that could not be made, after the others have ended, and when a
+        worker is killed; what was checkpointed stays, and the same call goes on from there. Diverged runs are
+        records, not failures.
+        """
+        pending, busy, failures = list(jobs), dict[Connection, Job](), list[Failure]()
+        if pending:
+            self.start()
+
+        def assign(connection: Connection) -> None:
+            if not pending:
+                return
+            job = self._next(connection, pending)
+            pending.remove(job)
+            self._compiled[connection].add(job.compiled_as)
+            busy[connection] = job
+            connection.send((job, corpus))
+
+        for connection in self._processes:
+            assign(connection)
         while busy:
-            for connection in ready(busy):
+            for connection in [each for each in wait(list(busy)) if isinstance(each, Connection)]:
                 try:
                     message = connection.recv()
                 except EOFError:
@@ -192,13 +220,8 @@ def run_jobs(
                 report(message)
                 if isinstance(message, Failure):
                     failures.append(message)
-                if type(message).__name__ != "Progress":
+                if not isinstance(message, Progress):
                     del busy[connection]
                     assign(connection)
-    finally:
-        for process in processes.values():
-            if busy:
-                process.terminate()
-            process.join(timeout=10)
-    if failures:
-        raise UnusableError(f"run {failures[0].run_id} could not be made: {failures[0].message}")
+        if failures:
+            raise UnusableError(f"run {failures[0].run_id} could not be made: {failures[0].message}")

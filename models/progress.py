@@ -11,12 +11,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from ladder.units import format_count, format_duration
 from models.pool import Failure, Job
-from models.run import Progress as RunProgress
-from models.run import RunRecord
+from models.record import Progress as RunProgress
+from models.record import RunRecord
 
 
 class TrainingDisplay:
-    """Shows the progress of some jobs; use as a context and hand `report` to `run_jobs`.
+    """Shows the progress of some jobs; use as a context and hand `report` to `WorkerPool.run`.
 
     Work is counted in FLOPs, so that the time left is right although rungs differ by orders of magnitude.
     """
@@ -52,7 +52,7 @@ class TrainingDisplay:
             self._bars.stop()
 
     def report(self, message: RunProgress | RunRecord | Failure) -> None:
-        """Take a message of `run_jobs`."""
+        """Take a message of `WorkerPool.run`."""
         match message:
             case RunProgress(run_id, step, steps, loss, speed):
                 self._share[run_id] = step / steps

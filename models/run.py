@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -19,73 +18,21 @@ import numpy as np
 from jaxtyping import Array, UInt8
 
 from ladder.errors import InputError
-from ladder.provenance import Provenance, provenance, utc_now
-from ladder.records import canonical_json, from_plain, read_json, sha256_bytes, to_plain, write_atomic
+from ladder.provenance import provenance, utc_now
+from ladder.records import canonical_json, read_json, sha256_bytes, to_plain, write_atomic
 from ladder.rung import Rung
 from ladder.runs import RunStatus
 from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from models.data import EVAL_BYTES, Corpus, check_enough, training_order
-from models.evaluate import Evaluation, evaluate
+from models.evaluate import evaluate
 from models.experts import capacity
+from models.record import RECORD_SCHEMA, Progress, RunRecord, read_record
 from models.support import check_trainable
 from models.train import CHUNK, Hyperparams, Metrics, TrainState, initial_state, tail_steps, train_chunk
 
 SPEC_SCHEMA = "run-spec/1"
-RECORD_SCHEMA = "run/1"
 LOGGED_STEPS = 200  # lines of metrics.jsonl, about
 CHECKPOINT_SECONDS = 5.0  # at most this much work is lost to a kill, besides one chunk
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands: steps done in this process count towards `tokens_per_second`."""
-
-    run_id: str
-    step: int
-    steps: int
-    loss: float
-    tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """The outcome of a run.
-
-    Attributes:
-        status: finished, or diverged when a loss was not finite; then there are no evaluations.
-        evaluations: by text, "validation" and "test".
-        train_loss, drop_fraction: means over the last tenth of the steps; None where it was not reached.
-        tokens_per_second: of step time, compilation and evaluation excluded.
-        flops_per_second: achieved, by the rung's convention.
-        peak_fraction: achieved over the float32 matrix-product speed measured on the same core, or None.
-        first_chunk_seconds: time of the first dispatch, which holds the compilation.
-        spec_sha256: digest of spec.json.
-    """
-
-    run_id: str
-    rung_id: str
-    seed: int
-    status: RunStatus
-    steps_done: int
-    started_at: str
-    finished_at: str
-    evaluations: dict[str, Evaluation]
-    train_loss: float | None
-    drop_fraction: float | None
-    tokens_per_second: float | None
-    flops_per_second: float | None
-    peak_fraction: float | None
-    first_chunk_seconds: float
-    device: str
-    corpus_sha256: str
-    spec_sha256: str
-    provenance: Provenance
-
-
-def read_record(path: Path) -> RunRecord:
-    """Return the record in `path`; raises InputError where it is damaged."""
-    data = read_json(path, RECORD_SCHEMA)
-    return from_plain(RunRecord, {key: data[key] for key in data if key != "schema"}, str(path))
 
 
 def _start(folder: Path, rung: Rung, seed: int, corpus_sha256: str) -> tuple[str, str]:

@@ -7,8 +7,7 @@ from ladder.records import sha256_file
 from ladder.rung import Ladder, Rung
 from ladder.runs import ExcludedReason, RunStatus, RunTable
 from ladder.study import Study
-from models.evaluate import Evaluation
-from models.run import RunRecord, read_record
+from models.record import Evaluation, RunRecord, read_record
 
 METRICS = {"validation": "validation/loss", "test": "test/loss"}  # held-out text: name in the run table
 

@@ -21,7 +21,8 @@ from ladder.runs import RunStatus
 from ladder.study import Study
 from models.data import EVAL_BYTES, batch_at, eval_windows, read_corpus, training_order
 from models.pool import missing_jobs
-from models.run import read_record, train_run
+from models.record import read_record
+from models.run import train_run
 from models.support import check_trainable
 from models.table import collect_runs
 from tests.models_small import SHAPE, small_rung, write_corpus
