@@ -67,7 +67,10 @@ class Preset:
 
 PRESETS = {
     "smoke": Preset((10**10, 2 * 10**10, 4 * 10**10), 3, {2 * 10**10: 1}, (8 * 10**10,), 1, resamples=100),
-    "default": Preset((2 * 10**10, 43 * 10**9, 93 * 10**9, 2 * 10**11), 4, {43 * 10**9: 2}, (2 * 10**12,), 2),
+    # Seeds at two rungs: a noise measured at one has two degrees of freedom, and the top budget weighs most.
+    "default": Preset(
+        (2 * 10**10, 43 * 10**9, 93 * 10**9, 2 * 10**11), 4, {43 * 10**9: 2, 2 * 10**11: 2}, (2 * 10**12,), 2
+    ),
     "full": Preset(
         (2 * 10**10, 43 * 10**9, 93 * 10**9, 2 * 10**11, 43 * 10**10),
         5,
