@@ -79,6 +79,8 @@ def import_runs(source: str, by: RunMap, recipe: str | None = None) -> Imported:
 def _tables(source: str, by: RunMap) -> tuple[TableMap, ...]:
     """Return the tables of the map that `source` is for."""
     api = source.startswith(PREFIX)
+    if not api and not Path(source).exists():
+        raise InputError(f"{source} does not exist; check the path.")
     if api or not Path(source).is_dir():
         wanted = [t for t in by.tables if (t.format == "wandb") == api]
         named = [t for t in wanted if Path(source).match(t.file)]
@@ -154,10 +156,13 @@ def _rows(source: Source, table: TableMap, metric: Metric, by: RunMap) -> tuple[
     deciding: set[int] = set()
 
     def note(row: int, column: str, problem: str) -> None:
-        bad.setdefault(row, []).append(f"row {row + 1}, column {column}: {problem}; left empty")
+        read = entries[column].column if column in entries else ""
+        place = f"{read} (for {column})" if read and read != column else column
+        bad.setdefault(row, []).append(f"row {row + 1}, column {place}: {problem}; left empty")
         if column in DECIDING:
             deciding.add(row)
 
+    derived = {"tokens_per_param"} | {name for name, entry in entries.items() if entry.operands or entry.six_nd}
     lost = np.zeros(count, dtype=bool)
     for column in COLUMNS:
         name, is_text = column.name, column.kind == "text"
@@ -167,6 +172,8 @@ def _rows(source: Source, table: TableMap, metric: Metric, by: RunMap) -> tuple[
         made = maker.column(name)
         for row, problem in made.wrong.items():
             note(row, name, problem)
+        if name in DECIDING:
+            deciding |= made.spoilt
         if name == "loss":
             lost[list(made.not_finite)] = True
         else:
@@ -180,10 +187,13 @@ def _rows(source: Source, table: TableMap, metric: Metric, by: RunMap) -> tuple[
     _apply(frame, table.rules, source)
     ruled = set(np.flatnonzero(frame["excluded_reason"].notna()))
     _judge(frame, table, lost)
-    for complaint in complaints(frame, source.name):
+    order = {name: place for place, name in enumerate(maker.made)}  # what a column is made from stands before it
+    for complaint in sorted(complaints(frame, source.name), key=lambda each: order.get(each.column, len(order))):
         if complaint.kind in ("positive", "choices", "finite"):
-            frame.loc[complaint.row - 1, complaint.column] = np.nan if _is_number(complaint.column) else pd.NA
-            note(complaint.row - 1, complaint.column, complaint.problem)
+            row = complaint.row - 1
+            frame.loc[row, complaint.column] = np.nan if _is_number(complaint.column) else pd.NA
+            if row not in bad or complaint.column not in derived:
+                note(row, complaint.column, complaint.problem)
         elif complaint.kind == "missing" and KINDS[complaint.column].required:
             note(complaint.row - 1, complaint.column, complaint.problem)
     _fill_needed(frame)

@@ -27,11 +27,13 @@ class Column:
     """A column of numbers (absent and bad cells NaN) or of text (absent None), and what was wrong, by row from 0.
 
     `not_finite` holds rows whose cells read NaN or infinity: a loss that became such, not a mistake in the file.
+    `spoilt` holds rows that read a bad cell of another column of the run table, which has said so already.
     """
 
     values: Numbers | list[str | None]
     wrong: Mapping[int, str] = field(default_factory=dict)
     not_finite: frozenset[int] = frozenset()
+    spoilt: frozenset[int] = frozenset()
 
     @property
     def numbers(self) -> Numbers:
@@ -135,8 +137,8 @@ class Maker:
             cells = self.cells(entry.column, name)
             return self._whole(name, entry.column, _scaled(cells, entry)) if numeric else text(cells)
         if entry.interval95:
-            low, high = (numbers(self.cells(end, name)) for end in entry.interval95)
-            return Column((high.numbers - low.numbers) / (2 * HALF_95), {**low.wrong, **high.wrong})
+            minus, over = entry.interval95[:1], (2 * HALF_95,)
+            return self._sum(name, Entry(product=(entry.interval95[1],), over=over, minus=(*minus, 1 / over[0])))
         if entry.six_nd:
             return self._sum(name, Entry(product=(6.0, f"runs.{SIX_ND_SIZE[entry.six_nd]}", "runs.tokens")))
         return self._sum(name, entry)
@@ -177,18 +179,23 @@ class Maker:
     def _sum(self, name: str, entry: Entry) -> Column:
         """Return the product over the divisors, plus and minus a product."""
         wrong: dict[int, str] = {}
+        spoilt: set[int] = set()
 
         def multiplied(factors: tuple[Factor, ...]) -> Numbers:
             parts = [self._factor(name, factor) for factor in factors]
-            for part in parts:
-                wrong.update(part.wrong)
+            for factor, part in zip(factors, parts, strict=True):
+                unread = {**dict.fromkeys(part.not_finite, "is not finite"), **part.wrong}
+                if str(factor).startswith("runs."):
+                    spoilt.update(unread, part.spoilt)
+                else:
+                    wrong.update({row: f"{factor}: {problem}" for row, problem in unread.items()})
             return np.prod([part.numbers for part in parts], axis=0) if parts else np.ones(self.rows)
 
         with np.errstate(all="ignore"):
             values = multiplied(entry.product) / multiplied(entry.over)
             values = values + (multiplied(entry.plus) if entry.plus else 0.0)
             values = values - (multiplied(entry.minus) if entry.minus else 0.0)
-        return Column(np.where(np.isinf(values), np.nan, values), wrong)
+        return Column(np.where(np.isinf(values), np.nan, values), wrong, spoilt=frozenset(spoilt))
 
     def _factor(self, name: str, factor: Factor) -> Column:
         if not isinstance(factor, str):

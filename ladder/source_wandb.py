@@ -37,7 +37,7 @@ def read_wandb(address: str) -> Source:
         found = wandb.Api(timeout=TIMEOUT).runs(path, per_page=100, lazy=False)
         records = [_record(run) for run in found]
     except (ValueError, TypeError, OSError, wandb.errors.Error) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise InputError(
             f"{address} cannot be read: {reason}. Check the project's name, the connection and `wandb login`."
         ) from None

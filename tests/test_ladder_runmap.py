@@ -167,11 +167,14 @@ def test_other_recipes_are_marked(tmp_path: Path) -> None:
         ("3.5", "NaN", "diverged", ""),
         ("3.5", "inf", "diverged", ""),
         ("3.5", "", "no_loss", ""),
-        ("a,10,", "a,1_0,", "bad_value", "row 1, column active_params: '1_0' is not a number"),
-        ("a,10,", "a,-10,", "bad_value", "row 1, column active_params: -1e+07 must be positive"),
-        ("a,10,", "a,nan,", "bad_value", "row 1, column active_params: is not finite"),
+        ("a,10,", "a,1_0,", "bad_value", "row 1, column size (for active_params): '1_0' is not a number"),
+        ("a,10,", "a,-10,", "bad_value", "row 1, column size (for active_params): -1e+07 must be positive"),
+        ("a,10,", "a,nan,", "bad_value", "row 1, column size (for active_params): is not finite"),
         ("a,10,", "a,,", "no_compute", ""),
-        ("a,10,", ",10,", "bad_value", "row 1, column run_id: no value"),
+        ("a,10,", ",10,", "bad_value", "row 1, column name (for run_id): no value"),
+        ("a,10,100,4,", "a,10,100,four,", "bad_value", "row 1, column tokens: batch: 'four' is not a number"),
+        ("a,10,100,4,", "a,10,inf,4,", "bad_value", "row 1, column tokens: steps: is not finite"),
+        ("a,10,100,4,", "a,10,-100,4,", "bad_value", "row 1, column tokens: -400 must be positive"),
         ("a,10,100,4,", "b,20,100,8,", "", ""),
     ],
 )
@@ -183,7 +186,7 @@ def test_bad_cells_are_annotated_and_no_row_is_dropped(
     assert len(frame) == 2
     second = "duplicate" if not reason else ""
     assert frame["excluded_reason"].fillna("").tolist() == [reason, second]
-    assert any(note in line for line in found.notes) if note else not found.notes
+    assert [note in line for line in found.notes] == [True] * bool(note)
     assert (note == "") == frame[NOTE].isna().all()
     if reason == "diverged":
         assert frame["status"][0] == "diverged"
