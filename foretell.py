@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Command group, module, attribute, one line of help. A group's module is imported only when it is used.
 GROUPS = (
     ("ladder", "ladder.cli", "app", "Plan ladders of compute-matched configurations; nothing is spent."),
-    ("runs", "ladder.cli", "runs_app", "Run tables: check them, convert them."),
+    ("runs", "ladder.cli_runs", "runs_app", "Run tables: import them, check them, convert them."),
     ("train", "models.cli", "app", "Train the rungs of a ladder."),
     ("fit", "fits.cli", "app", "Fit scaling laws to runs."),
     ("forecast", "forecasts.cli", "app", "Register forecasts, verify the registry, check outcomes."),

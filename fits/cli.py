@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fits.cli_diagnose import diagnose
 from ladder.errors import InputError, UnusableError
 from ladder.units import format_flops, format_loss, parse_quantity
 
@@ -220,3 +221,6 @@ def check(
         typer.echo(
             f"\nIsoFLOP vertices against this surface\n{found.isoflop.to_string(index=False, float_format='{:.4g}'.format)}"
         )
+
+
+app.command()(diagnose)

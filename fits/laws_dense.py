@@ -1,5 +1,6 @@
 """Laws of parameters and tokens for dense models beside Chinchilla's: shared exponents, repeated data, over-training."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
@@ -75,9 +76,9 @@ class Muennighoff(AbstractLaw):
     linear = ("E",)
     published: ClassVar[Mapping[str, Mapping[str, float]]] = {
         "muennighoff2023": {
-            "E": 1.8691440,  # e^.6254804, with A = e^6.255414 and B = e^7.3049974 (authors' repository)
-            "A": 520.82515,
-            "B": 1487.7163,
+            "E": math.exp(0.6254804),  # logarithms as the authors' repository prints them: its losses then come out
+            "A": math.exp(6.255414),  # to all ten digits, with E, A and B rounded to eight only to 4e-7
+            "B": math.exp(7.3049974),
             "alpha": 0.3526596,
             "beta": 0.3526596,
             "R_D": 15.387756,

@@ -7,11 +7,9 @@ import pandas as pd
 from fits.spec import FitSpec
 from ladder.errors import InputError
 from ladder.records import sha256_bytes
-from ladder.runs import RunTable
+from ladder.runs import REPEAT_COLUMNS, SAME_COLUMNS, RunTable
 from ladder.units import format_flops
 
-# Losses that differ in one of these are not comparable; mixing FLOP conventions bends the exponent.
-SAME_COLUMNS = ("recipe", "flop_convention", "loss_unit", "tokenizer", "eval_set", "drop_mode")
 DIGEST_COLUMNS = ("run_id", "rung_id", "trunk_id", "seed", "eval_step", "budget", "compute", "tokens", "loss")
 
 
@@ -79,7 +77,7 @@ def _refuse_duplicates(table: pd.DataFrame) -> None:
             f"run {twice['run_id'].iloc[0]} stands twice at one step; mark one row as excluded (duplicate)."
         )
     last = usable.drop_duplicates("run_id", keep="last")
-    same = last[last.duplicated(["rung_id", "seed", "compute", "tokens", "active_params", "loss"])]
+    same = last[last.duplicated(list(REPEAT_COLUMNS))]
     if len(same):
         raise InputError(
             f"run {same['run_id'].iloc[0]} repeats another run in every number; mark one of them as excluded "

@@ -1,4 +1,4 @@
-"""Commands `foretell ladder ...` and `foretell runs ...`: plan a ladder, look at it, check it; check run tables."""
+"""Commands `foretell ladder ...`: plan a ladder, look at it, check it."""
 
 import json
 import time
@@ -12,12 +12,10 @@ from ladder.errors import InputError
 from ladder.units import format_count, format_percent, parse_quantity
 
 app = typer.Typer(no_args_is_help=True, help="Plan ladders of compute-matched configurations; nothing is spent.")
-runs_app = typer.Typer(no_args_is_help=True, help="Run tables: check them, convert them.")
 
 StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 LadderArgument = Annotated[Path, typer.Argument(help="A ladder.json.", metavar="LADDER")]
-RunsArgument = Annotated[Path, typer.Argument(help="A run table.", metavar="RUNS")]
 
 
 def _quantities(texts: list[str], what: str) -> list[int]:
@@ -180,39 +178,3 @@ def check(
 
 app.command()(cost)
 app.command()(export)
-
-
-@runs_app.command("check")
-def runs_check(runs: RunsArgument, as_json: JsonOption = False) -> None:
-    """Check a run table and say what it holds.
-
-    Example: foretell runs check study/runs.parquet
-    """
-    from ladder.runs import read_runs
-
-    frame = read_runs(runs).frame
-    excluded = frame["excluded_reason"].value_counts().to_dict()
-    rows, runs_count, metrics = len(frame), int(frame["run_id"].nunique()), sorted(frame["metric"].unique())
-    if as_json:
-        typer.echo(json.dumps({"rows": rows, "runs": runs_count, "metrics": metrics, "excluded": excluded}))
-    else:
-        held = ", ".join(f"{count} {reason}" for reason, count in excluded.items()) or "none"
-        typer.echo(f"{runs}: {rows} rows of {runs_count} runs, {', '.join(metrics)}; excluded: {held}.")
-
-
-@runs_app.command("export")
-def runs_export(
-    runs: RunsArgument,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File to write: .csv, .parquet or .jsonl.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-) -> None:
-    """Write a run table in another format.
-
-    Example: foretell runs export study/runs.parquet -o runs.csv
-    """
-    from ladder.runs import read_runs
-
-    if out.exists() and not force:
-        raise InputError(f"{out} exists; name another file with --out, or replace it with --force.")
-    read_runs(runs).save(out)
-    typer.echo(f"Wrote {out}.")

@@ -36,16 +36,22 @@ class ExcludedReason(StrEnum):
     UNDER_ANNEALED = "under_annealed"
     DUPLICATE = "duplicate"
     MANUAL = "manual"
+    BAD_VALUE = "bad_value"  # a cell of the source that a fit would need cannot be used
+    NO_LOSS = "no_loss"  # the source states no loss, or one that is no positive number
+    NO_COMPUTE = "no_compute"  # the source states neither FLOPs nor what they could be counted from
+    OTHER_RECIPE = "other_recipe"  # the table was imported for the fit of another recipe
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the run table. `required` columns have a value in every row."""
+    """One column of the run table. `required` columns have a value in every row, `needed` ones in every row that is
+    not excluded."""
 
     name: str
     kind: Literal["text", "integer", "number"]
     meaning: str
     required: bool = False
+    needed: bool = False
     positive: bool = False
     choices: tuple[str, ...] = ()
 
@@ -61,8 +67,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("started_at", "text", "UTC, ISO 8601"),
     Column("finished_at", "text", "UTC, ISO 8601"),
     Column("budget", "number", "planned training FLOPs", positive=True),
-    Column("compute", "number", "realised training FLOPs", required=True, positive=True),
-    Column("flop_convention", "text", "how both count FLOPs", required=True, choices=tuple(FlopConvention)),
+    Column("compute", "number", "realised training FLOPs", needed=True, positive=True),
+    Column("flop_convention", "text", "how both count FLOPs", needed=True, choices=tuple(FlopConvention)),
     Column("active_params", "number", "parameters used per token, embedding and head included", positive=True),
     Column("total_params", "number", "all parameters", positive=True),
     Column("nonembedding_active_params", "number", "active without embedding and head", positive=True),
@@ -101,6 +107,10 @@ COLUMNS: tuple[Column, ...] = (
 )
 COLUMN_NAMES = tuple(column.name for column in COLUMNS)
 KEY = ["run_id", "metric", "eval_step"]
+# Losses that differ in one of these are not comparable; mixing FLOP conventions bends the exponent.
+SAME_COLUMNS = ("recipe", "flop_convention", "loss_unit", "tokenizer", "eval_set", "drop_mode")
+# Runs that agree in all of these are one run written down twice.
+REPEAT_COLUMNS = ("rung_id", "seed", "compute", "tokens", "active_params", "loss")
 
 
 @dataclass(frozen=True)
@@ -115,13 +125,9 @@ class RunTable:
 
         Raises InputError naming `where`, the row (counted from 1, header excluded) and the column.
         """
-        foreign = {
-            name: str(name) if str(name).startswith("extra_") else f"extra_{name}"
-            for name in frame.columns
-            if name not in COLUMN_NAMES
-        }
-        frame = frame.rename(columns=foreign).reset_index(drop=True)
-        columns = {column.name: _checked(frame, column, where) for column in COLUMNS}
+        frame = with_extras(frame)
+        excluded = _excluded(frame)
+        columns = {column.name: _checked(frame, column, excluded, where) for column in COLUMNS}
         extra = [name for name in frame.columns if name.startswith("extra_")]
         checked = pd.concat([pd.DataFrame(columns), frame[extra]], axis=1)
         _check_rows(checked, where)
@@ -158,6 +164,16 @@ class RunTable:
                 raise InputError(f"{path}: cannot write run tables as {other!r}; use .parquet, .csv or .jsonl.")
 
 
+def with_extras(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with columns beyond `COLUMNS` named ``extra_...`` and rows numbered from 0."""
+    foreign = {
+        name: str(name) if str(name).startswith("extra_") else f"extra_{name}"
+        for name in frame.columns
+        if name not in COLUMN_NAMES
+    }
+    return frame.rename(columns=foreign).reset_index(drop=True)
+
+
 def _complain(where: str, wrong: pd.Series, column: str, problem: str, values: pd.Series) -> None:
     """Raise InputError for the first row where `wrong` is true; `problem` may show the value as ``{}``."""
     wrong = wrong.fillna(False).astype(bool)
@@ -170,10 +186,17 @@ def _complain(where: str, wrong: pd.Series, column: str, problem: str, values: p
     raise InputError(f"{where}: row {index + 1}, column {column}: {problem.format(shown)}{more}.")
 
 
-def _checked(frame: pd.DataFrame, column: Column, where: str) -> pd.Series:
+def _excluded(frame: pd.DataFrame) -> pd.Series:
+    """Return whether each row says that it is excluded."""
+    if "excluded_reason" not in frame.columns:
+        return pd.Series(False, index=frame.index)
+    return frame["excluded_reason"].astype("string").str.strip().fillna("") != ""
+
+
+def _checked(frame: pd.DataFrame, column: Column, excluded: pd.Series, where: str) -> pd.Series:
     text = column.kind == "text"
     if column.name not in frame.columns:
-        if column.required:
+        if column.required or (column.needed and not excluded.all()):
             raise InputError(f"{where}: column {column.name} ({column.meaning}) is missing; add it or map it.")
         return pd.Series([pd.NA if text else np.nan] * len(frame), dtype="string" if text else "float64")
     raw = frame[column.name]
@@ -186,8 +209,9 @@ def _checked(frame: pd.DataFrame, column: Column, where: str) -> pd.Series:
         values = pd.to_numeric(raw, errors="coerce").astype("float64")
         _complain(where, values.isna() & ~blank, column.name, "{} is not a number", raw)
         _complain(where, values.abs() == np.inf, column.name, "{} is infinite", raw)
-    if column.required:
-        _complain(where, values.isna(), column.name, f"no value ({column.meaning})", raw)
+    if column.required or column.needed:
+        missing = values.isna() if column.required else values.isna() & ~excluded
+        _complain(where, missing, column.name, f"no value ({column.meaning})", raw)
     if column.positive:
         _complain(where, values.astype("float64") <= 0, column.name, "{} must be positive", raw)
     if column.choices:
@@ -210,20 +234,23 @@ def read_runs(path: Path | str) -> RunTable:
 
     Raises InputError naming the file, row and column when it is missing, damaged or holds impossible values.
     """
-    path = Path(path)
+    return RunTable.of(read_frame(Path(path)), str(path))
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """Return the table in a file as it is, not validated; raises InputError when it is missing or damaged."""
     if not path.is_file():
         raise InputError(f"{path} does not exist; check the path, or train the ladder first.")
     try:
         match path.suffix:
             case ".parquet":
-                frame = pd.read_parquet(path)
+                return pd.read_parquet(path)
             case ".csv":
-                frame = pd.read_csv(path)
+                return pd.read_csv(path)
             case ".jsonl":
-                frame = pd.read_json(path, lines=True)
+                return pd.read_json(path, lines=True)
             case other:
                 raise InputError(f"{path}: cannot read run tables from {other!r}; use .parquet, .csv or .jsonl.")
     except (ValueError, OSError) as error:  # pyarrow and the pandas parsers raise subclasses of these
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} cannot be read as a run table: {reason}. It is damaged or was cut off.") from None
-    return RunTable.of(frame, str(path))

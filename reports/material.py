@@ -20,6 +20,10 @@ REASONS = {
     "under_annealed": "not annealed to the end",
     "duplicate": "a duplicate",
     "manual": "excluded by hand",
+    "bad_value": "a number that cannot be used",
+    "no_loss": "no loss stated",
+    "no_compute": "no FLOPs stated",
+    "other_recipe": "of another recipe",
 }
 
 

@@ -256,20 +256,36 @@ def test_case_19_near_budgets_stay_apart() -> None:
     assert [p.budget for p in isoflop(table(rows).frame, "active_params").profiles] == [1.5e19, 2.4e19]
 
 
-def test_case_20_approach_two_is_noisier_than_the_surface() -> None:
-    """Even where it is unbiased; here by 1.6, on the many settings of Open Athena's study by more."""
-    theta, exponents = SURFACES["symmetric"], ([], [])
-    budgets = [1e17, 1e18, 1e19, 1e20, 1e21]
-    for seed in range(12):
-        rows = isoflop_rows(lambda n, d: surface_loss(theta, n, d), budgets, lambda c: optimum(theta, c)[0], 2, 7)
-        rows["loss"] *= np.exp(np.random.default_rng(seed).normal(0, 0.002, len(rows)))
-        profiles = isoflop(table(rows).frame, "active_params").profiles
-        vertices = [p.centre * np.exp(-p.parabola[1] / (2 * p.parabola[2])) for p in profiles]
-        exponents[0].append(np.polyfit(np.log(budgets), np.log(vertices), 1)[0])
+def test_case_20_approach_two_is_eight_times_noisier_where_flat_parabolas_are_taken() -> None:
+    """Noise as large as the profile is deep (2 %, +-2x, 15 sizes): vertices of nearly flat parabolas lie anywhere.
+
+    Taken as they are, the exponent is 8.2 times as noisy as the surface's and up to 614 % off (Open Athena: about 8
+    times, 716 %). Refusing vertices outside the sampled sizes leaves 1.04 times and 49 %. Where the noise is a tenth of
+    that, the two are equal within 30 % from +-4x on.
+    """
+    theta, budgets = SURFACES["asymmetric"], [1e17, 1e18, 1e19, 1e20, 1e21]
+    true = theta["beta"] / (theta["alpha"] + theta["beta"])
+    raw, usable, surface = [], [], []
+    for seed in range(24):
+        rows = isoflop_rows(lambda n, d: surface_loss(theta, n, d), budgets, lambda c: optimum(theta, c)[0], 2, 15)
+        rows["loss"] *= np.exp(np.random.default_rng(seed).normal(0, 0.02, len(rows)))
+        result = isoflop(table(rows).frame, "active_params")
+        convex = [p for p in result.profiles if p.parabola[2] > 0]
+        vertices = [np.log(p.centre) - p.parabola[1] / (2 * p.parabola[2]) for p in convex]
+        raw.append(np.polyfit(np.log([p.budget for p in convex]), vertices, 1)[0])
+        optima = result.optima
+        usable.append(np.polyfit(np.log([o.compute for o in optima]), np.log([o.size for o in optima]), 1)[0])
         x = {"active_params": rows["active_params"].to_numpy(), "tokens": rows["tokens"].to_numpy()}
         found = solve(Chinchilla(), x, np.log(rows["loss"].to_numpy()), LossSpec.mse(), {}).theta
-        exponents[1].append(found["beta"] / (found["alpha"] + found["beta"]))
-    assert np.std(exponents[0]) > 1.3 * np.std(exponents[1])
+        surface.append(found["beta"] / (found["alpha"] + found["beta"]))
+
+    def error(values: list[float]) -> float:
+        return float(np.sqrt(np.mean((np.array(values) - true) ** 2)))
+
+    assert error(raw) / error(surface) == pytest.approx(8.17, abs=0.05)
+    assert np.abs(np.array(raw) / true - 1).max() == pytest.approx(6.14, abs=0.01)
+    assert error(usable) < 1.1 * error(surface)
+    assert np.abs(np.array(usable) / true - 1).max() < 0.5
 
 
 def test_case_21_flat_profiles_have_an_interval() -> None:

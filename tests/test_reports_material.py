@@ -8,7 +8,7 @@ import pytest
 
 from ladder.errors import InputError
 from ladder.rung import Ladder
-from ladder.runs import RunTable
+from ladder.runs import ExcludedReason, RunTable
 from reports.charts import read_metrics
 from reports.material import excluded_table, other_metric, rung_frame, rung_table
 from tests.reports_study import TEST, VALIDATION, plan, run_rows
@@ -63,3 +63,15 @@ def test_damaged_metrics_name_the_line(tmp_path: Path) -> None:
     path.write_text('{"step":1,"loss":2.0}\n{"step":2,"lo')
     with pytest.raises(InputError, match=r"metrics\.jsonl: line 2"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize("reason", ExcludedReason)
+def test_every_reason_has_words_and_needs_no_compute(ladder: Ladder, reason: ExcludedReason) -> None:
+    """Imported rows that are excluded may lack what foretell's own runs always have."""
+    rung = ladder.fit_rungs[0]
+    rows = run_rows(rung, 0, *TIMES)
+    rows[0].update(excluded_reason=str(reason), loss=None, compute=None, flop_convention=None, seed=None, rung_id=None)
+    frame = RunTable.of(pd.DataFrame(rows)).frame
+    found = excluded_table(frame, ladder, str(rows[0]["metric"]))
+    assert found is not None
+    assert str(rows[0]["run_id"]) in str(found)
