@@ -27,7 +27,7 @@ class Case:
 def rows(frame: pd.DataFrame, **columns: str) -> pd.DataFrame:
     """Return `frame` with the columns of a case, named from its own; absent ones are NaN."""
     found = {name: frame[column] for name, column in columns.items()}
-    return pd.DataFrame(found).reindex(columns=COLUMNS).astype({name: float for name in COLUMNS}).reset_index(drop=True)
+    return pd.DataFrame(found).reindex(columns=COLUMNS).astype(dict.fromkeys(COLUMNS, float)).reset_index(drop=True)
 
 
 def rnsl_extrapolation(data: Path) -> Iterator[Case]:
@@ -86,9 +86,7 @@ def delphi(data: Path) -> Iterator[Case]:
     """Delphi v2 cut at each budget from 3e19; best runs of larger budgets and the 1e21, 1e22, 1e23 runs."""
     frame = pd.read_csv(data / "delphi/isoflop_runs.csv")
     frame = frame[frame["suite"] == "delphi_v2_adamh_v6"]
-    table = rows(
-        frame, compute="total_flops", size="params", tokens="tokens", budget="budget_flops", loss="loss"
-    )
+    table = rows(frame, compute="total_flops", size="params", tokens="tokens", budget="budget_flops", loss="loss")
     large = pd.read_csv(data / "delphi/heldout_runs.csv")
     large = large[(large["suite"] == "delphi_v2_adamh_v6") & (large["role"] == "held_out")]
     means = large.groupby("budget_flops", as_index=False)[["total_flops", "loss"]].mean()
@@ -98,9 +96,7 @@ def delphi(data: Path) -> Iterator[Case]:
         best = table[table["budget"] > cut].sort_values("loss").drop_duplicates("budget").sort_values("budget")
         top = rows(means, compute="total_flops", loss="loss")
         top = top.assign(published=[made[b] if cut == 3e20 else np.nan for b in means["budget_flops"]])
-        yield Case(
-            f"up to {cut:.1e}", fit, pd.concat([best[["compute", "loss"]], top]).reindex(columns=COLUMNS)
-        )
+        yield Case(f"up to {cut:.1e}", fit, pd.concat([best[["compute", "loss"]], top]).reindex(columns=COLUMNS))
 
 
 def chinchilla_epoch(data: Path) -> Iterator[Case]:
@@ -122,7 +118,9 @@ def isoflop_collection(data: Path) -> Iterator[Case]:
         top = table["budget"].max()
         fit, held = table[table["budget"] < top], table[table["budget"] == top]
         larger = marin[(marin["corpus"] == str(name).split("__")[1]) & (marin["flops"] > 1.02 * top)]
-        held = pd.concat([held, rows(larger, compute="flops", size="params", tokens="tokens", loss="loss_paloma_macro")])
+        held = pd.concat(
+            [held, rows(larger, compute="flops", size="params", tokens="tokens", loss="loss_paloma_macro")]
+        )
         yield Case(str(name), fit, held)
 
 

@@ -81,7 +81,9 @@ def frontier_of(runs: Observations) -> Frontier:
     bare = Frontier(vertices.compute, vertices.loss, "vertices", surface, vertices, 0.0)
     near = near_best(runs.compute, runs.loss)
     offset = bare.offset(runs.compute, runs.size, runs.tokens)
-    about = (np.log(runs.loss) - offset - np.interp(np.log(runs.compute), np.log(bare.compute), np.log(bare.loss)))[near]
+    about = (np.log(runs.loss) - offset - np.interp(np.log(runs.compute), np.log(bare.compute), np.log(bare.loss)))[
+        near
+    ]
     scatter = 1.4826 * float(np.median(np.abs(about)))
     return Frontier(bare.compute, bare.loss, bare.kind, surface, vertices, float(np.clip(scatter, *SCATTER)))
 

@@ -15,7 +15,6 @@ from fits.plots import draw_isoflop, draw_loss, draw_residuals, isoflop_frame, l
 from fits.profile import deviance_scale
 from fits.result import FitResult
 from fits.rows import select_rows
-from fits.spec import FLOOR_INTEGRATED
 from fits.surface_plots import draw_frontier, draw_path, draw_profiles, path_frame, profile_frame
 from ladder.errors import UnusableError
 from ladder.records import write_atomic
@@ -45,7 +44,7 @@ def save_figures(result: FitResult, runs: RunTable, folder: Path, *, dpi: int = 
         return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
     on_optima = result.spec.on_optima
-    inputs = () if result.law == FLOOR_INTEGRATED else law_named(result.law).inputs
+    inputs = () if result.spec.is_policy else law_named(result.law).inputs
     surface = not on_optima and set(inputs) <= {"active_params", "tokens", "compute"}
     upto = BEYOND * result.fit_range["compute"][1]
     figure, (ax,) = blank()
@@ -74,7 +73,7 @@ def save_figures(result: FitResult, runs: RunTable, folder: Path, *, dpi: int = 
         profiles = result.isoflop or isoflop(rows, result.spec.size_column)
         draw_isoflop(ax, isoflop_frame(profiles), result.spec.size_column, result.metric_unit)
         save("isoflop", figure)
-    if result.usable and result.law != FLOOR_INTEGRATED:
+    if result.usable and not result.spec.is_policy:
         _, solution, _ = solution_of(result.spec, runs)
         try:
             df = deviance_scale(solution)[1]

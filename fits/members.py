@@ -83,7 +83,7 @@ def of_floor(posterior: FloorPosterior, at: Float[np.ndarray, " targets"]) -> Me
     """Return what `FloorPosterior.split` and `centre` give, at many computes and with the rungs capped."""
     reducible = (at / posterior.compute_max) ** -GAMMAS[:, None, None]
     shares = SHARES[None, :, None]
-    logs = posterior.level[..., None] + np.log(shares + (1 - shares) * reducible.transpose(0, 1, 2))
+    logs = posterior.level[..., None] + np.log(shares + (1 - shares) * reducible)
     weights = posterior.weights[..., None]
     centre = (weights * logs).sum(axis=(0, 1))
     spread = (weights * (logs - centre) ** 2).sum(axis=(0, 1))
@@ -98,11 +98,11 @@ def of_floor(posterior: FloorPosterior, at: Float[np.ndarray, " targets"]) -> Me
     )
 
 
-def pooled_floor(compute: Float[np.ndarray, " rungs"], loss: Float[np.ndarray, " rungs"], seed_sd: float) -> FloorPosterior:
+def pooled_floor(
+    compute: Float[np.ndarray, " rungs"], loss: Float[np.ndarray, " rungs"], seed_sd: float
+) -> FloorPosterior:
     """Return the equal mixture of the two floor posteriors, which differ in the weights of the same cells only."""
     narrow, wide = floor_posterior(compute, loss, seed_sd), floor_posterior(compute, loss, seed_sd, WIDE_PRIOR)
     weights = PRIOR_WEIGHTS[FLOOR] * narrow.weights + PRIOR_WEIGHTS[WIDE] * wide.weights
     noise = PRIOR_WEIGHTS[FLOOR] * narrow.noise + PRIOR_WEIGHTS[WIDE] * wide.noise
     return FloorPosterior(narrow.compute_max, narrow.rungs, weights, narrow.level, noise, narrow.q, seed_sd)
-
-

@@ -8,14 +8,15 @@ the mixture at the target gets the offset of a run that is not compute-optimal. 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from jaxtyping import Float
 
-from fits.floor_posterior import MIN_RUNGS, PREDICTIVE_DF, VarianceSplit
+from fits.estimate import ObservedRun
+from fits.floor_posterior import MIN_RUNGS, PREDICTIVE_DF, FloorPosterior, VarianceSplit
 from fits.frontier import Frontier, Observations, frontier_of
-from fits.members import MemberForecast, member_forecasts, names_of, prior_weights
+from fits.members import MemberForecast, member_forecasts, names_of, pooled_floor, prior_weights
 from fits.predictive import Predictive
 from fits.stacking import crps_weights
 from ladder.errors import InputError
@@ -58,6 +59,20 @@ class StackedForecast:
     seed: tuple[float, ...]
     offset: float
     inflation: float
+
+    @property
+    def centre(self) -> float:
+        """Mean of ln L."""
+        return float(np.dot(self.weights, self.centres))
+
+    def alone(self) -> dict[str, Predictive]:
+        """Return what each member alone would have forecast."""
+        return {
+            name: Predictive.student_t(centre, math.sqrt(parameter + form + seed), PREDICTIVE_DF)
+            for name, centre, parameter, form, seed in zip(
+                self.names, self.centres, self.parameter, self.form, self.seed, strict=True
+            )
+        }
 
     def _mixture(self, scales: Sequence[float]) -> Predictive:
         width = WIDTH * self.inflation
@@ -117,6 +132,11 @@ class StackedPolicy:
     def run_sd(self) -> float:
         """Scatter of a run about the frontier: that of seeds, or of runs off the optimum where it is larger."""
         return max(self.seed_sd, self.frontier.scatter if self.frontier.kind == "collapse" else 0.0)
+
+    @cached_property
+    def pooled(self) -> FloorPosterior:
+        """The posterior of floor and exponent, pooled over the two priors."""
+        return pooled_floor(self.frontier.compute, self.frontier.loss, self.run_sd)
 
     @cached_property
     def rolled(self) -> tuple[Rolled, ...]:
@@ -218,5 +238,17 @@ def cuts_of(rungs: int, dense: bool) -> list[int]:
     if not dense:
         return list(range(lowest, rungs))
     every = list(range(max(lowest, rungs // 3), rungs - 1)) or ([rungs - 1] if rungs > lowest else [])
-    chosen = np.unique(np.linspace(0, len(every) - 1, min(MAX_CUTS, len(every))).round().astype(int)) if every else []
+    if not every:
+        return []
+    chosen = np.unique(np.linspace(0, len(every) - 1, min(MAX_CUTS, len(every))).round().astype(int))
     return [every[index] for index in chosen]
+
+
+@lru_cache(maxsize=16)
+def stacked_policy(runs: tuple[ObservedRun, ...], seed_sd: float) -> StackedPolicy:
+    """Return the policy for recorded runs; made once for a set of runs, as the surface takes a tenth of a second."""
+    columns = {
+        name: np.array([math.nan if getattr(run, name) is None else getattr(run, name) for run in runs], dtype=float)
+        for name in ("compute", "size", "tokens", "budget", "loss")
+    }
+    return StackedPolicy.of(Observations(**columns), seed_sd)

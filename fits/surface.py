@@ -36,7 +36,8 @@ class Surface:
 
     def log_loss(self, size: Float[np.ndarray, "..."], tokens: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         """Return ln L of the surface."""
-        return np.logaddexp.reduce(_terms(self.theta, np.log(size) - self.centre[0], np.log(tokens) - self.centre[1]))
+        terms = _terms(self.theta, np.log(size) - self.centre[0], np.log(tokens) - self.centre[1])
+        return np.asarray(np.logaddexp.reduce(terms))
 
     def offset(
         self,

@@ -68,12 +68,12 @@ def vertices_of(
         y.append(rise[rise < PROFILE_WINDOW])
     steps = np.concatenate(x)
     rise, *_ = np.linalg.lstsq(np.stack([steps**2, steps**3], axis=1), np.concatenate(y))
-    return Vertices(np.exp(log_compute), np.exp(log_loss), log_size, (slope, intercept), (float(rise[0]), float(rise[1])))
+    return Vertices(
+        np.exp(log_compute), np.exp(log_loss), log_size, (slope, intercept), (float(rise[0]), float(rise[1]))
+    )
 
 
-def _minimum(
-    x: Float[np.ndarray, " runs"], y: Float[np.ndarray, " runs"], degree: int
-) -> tuple[float, float] | None:
+def _minimum(x: Float[np.ndarray, " runs"], y: Float[np.ndarray, " runs"], degree: int) -> tuple[float, float] | None:
     """Return where a polynomial of this degree has a minimum inside the sampled sizes, and its value there."""
     near = y <= y.min() + math.log1p(WINDOWS[degree])
     x, y = x[near], y[near]
