@@ -27,7 +27,7 @@ from ladder.runs import read_runs
 
 LEVELS = (50, 80, 90, 95)
 CRPS_LEVELS = np.arange(0.01, 1.0, 0.02)
-SCORED = 15  # held-out rows of one case whose distributions are scored; errors are of all rows
+SCORED = 40  # held-out rows of one case whose distributions are scored; errors are of all rows
 RESAMPLES, QUICK_RESAMPLES = 200, 40
 # Errors the publications print for forecasts like these, from the READMEs of the sets.
 PRINTED = {

@@ -28,7 +28,10 @@ def _loss(law_loss: Any, name: str | None, delta: float) -> Any:
 @app.command()
 def run(
     law: Annotated[
-        str, typer.Option(help="floor-integrated, power-law-floor, chinchilla, ...; `foretell fit laws` lists all.")
+        str,
+        typer.Option(
+            help="stacked, floor-integrated, power-law-floor, chinchilla, ...; `foretell fit laws` lists laws."
+        ),
     ],
     metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
     size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
@@ -61,7 +64,7 @@ def run(
 
     The exit code is 4 when the fit did not converge; the file is written all the same and says why.
 
-    Example: foretell fit run --study study --law floor-integrated --metric test/loss
+    Example: foretell fit run --study study --law stacked --metric test/loss
     """
     from dataclasses import replace
 
@@ -166,6 +169,55 @@ def compare(
         factor = f"{row['extrapolation_factor']:.3g}x"
         table.add_row(str(name), row["status"], format_loss(row["median"]), interval, factor, params)
     Console().print(table)
+
+
+@app.command()
+def backtest(
+    table: Annotated[Path, typer.Argument(help="Run table (.parquet or .csv).", metavar="RUNS")],
+    law: Annotated[list[str], typer.Option(help="Law or policy; repeat for several.")],
+    metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
+    size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the figure here (.png or .svg).")] = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing figure.")] = False,
+) -> None:
+    """Hide the top budgets in turn, predict them from the rest, and show errors, coverage, scores and skill.
+
+    Example: foretell fit backtest study/runs.parquet --law stacked --law chinchilla -o backtest.png
+    """
+    from dataclasses import replace
+
+    from fits.backtest import backtest as look
+    from fits.spec import FitSpec
+    from ladder.runs import read_runs
+
+    if out is not None and out.exists() and not force:
+        raise InputError(f"{out} exists; name another file with --out, or replace it with --force.")
+    specs = [replace(FitSpec.of(name, metric), size_column=size) for name in dict.fromkeys(law)]
+    found = look(read_runs(table), specs, progress=None if quiet else lambda text: typer.echo(text, err=True))
+    summary = found.summary()
+    if out is not None:
+        from fits.gallery import save_backtest
+
+        save_backtest(found, out)
+    if as_json:
+        document = {
+            "summary": json.loads(summary.to_json(orient="records", double_precision=15)),
+            "forecasts": json.loads(found.frame.to_json(orient="records", double_precision=15)),
+            "leaks_left_out": found.leaks,
+        }
+        typer.echo(json.dumps(document))
+        return
+    shown = summary.assign(
+        **{name: 100 * summary[name] for name in ("mean_abs_error", "median_abs_error", "bias", "crps", "wis")}
+    )
+    typer.echo(shown.to_string(index=False, float_format="{:.3g}".format))
+    typer.echo("\nErrors, bias, CRPS and WIS in per cent of the loss; skill is 1 - CRPS / CRPS of the baseline.")
+    if found.leaks:
+        typer.echo(f"{found.leaks} runs of a target's rung or trunk were left out of fits.", err=True)
+    for _, row in found.frame[found.frame["median"].isna()].drop_duplicates("law").iterrows():
+        typer.echo(f"{row['law']} has no forecast at some cuts: {row['status']}", err=True)
 
 
 @app.command()
