@@ -48,7 +48,7 @@ def coverage_frame(result: Backtest) -> pd.DataFrame:
                 {
                     "law": law,
                     "level": level,
-                    "factor": middle,
+                    "factor": centre,
                     "coverage": here[f"inside{level}"].mean(),
                     "n": len(here),
                 }
@@ -58,7 +58,10 @@ def coverage_frame(result: Backtest) -> pd.DataFrame:
 
 
 def draw_coverage(ax: Axes, frame: pd.DataFrame) -> Axes:
-    """Draw the share of targets inside the 90 % (solid) and 50 % (dotted) interval against the extrapolation factor."""
+    """Draw the share of targets inside the 90 % (solid) and 50 % (dotted) interval against the extrapolation factor.
+
+    Colours are those of `draw_error`, whose legend serves both.
+    """
     for index, (law, rows) in enumerate(frame.groupby("law", sort=False)):
         for shown, dash in ((90, "-"), (50, ":")):
             line = rows[rows["level"] == shown].sort_values("factor")
@@ -71,8 +74,7 @@ def draw_coverage(ax: Axes, frame: pd.DataFrame) -> Axes:
     ax.set_xscale("log")
     log_ticks(ax, "x", count=True)
     ax.set_xlabel("extrapolation factor")
-    ax.set_ylabel("share of targets inside")
-    ax.legend(frameon=False, fontsize="small", loc="best")
+    ax.set_ylabel("share inside (90 % solid, 50 % dotted)")
     return style(ax)
 
 

@@ -17,6 +17,7 @@ from fits.noise import SeedNoise, seed_noise
 from fits.points import Points, law_inputs, points_of, reasons, refuse_too_few
 from fits.policy import stacked_policy
 from fits.policy_params import (
+    design_warning,
     floor_message,
     observed_runs,
     policy_params,
@@ -246,7 +247,7 @@ def _fit_stacked(spec: FitSpec, rows: Rows, noise: SeedNoise | None, made: Prove
         noise,
         made,
         status=support.status,
-        message=f"{floor_message(policy.pooled)} {weights_message(policy)} {support.message}",
+        message=f"{floor_message(policy.pooled)} {weights_message(policy)} {support.message}{design_warning(observed)}",
         params=(*policy_params(policy.pooled), *weight_params(policy)),
         fitted=np.exp([policy.forecast(float(c)).centre for c in compute]),
         draws=None,

@@ -121,3 +121,15 @@ def rung_points(policy: StackedPolicy) -> Points:
         cluster_kind="rungs",
         isoflop=None,
     )
+
+
+def design_warning(observed: tuple[ObservedRun, ...]) -> str:
+    """Return a warning where all runs have one size: their curve is that of the size, not of compute-optimal runs."""
+    sizes = {run.size for run in observed}
+    tokens = {run.tokens for run in observed}
+    if len(sizes) == 1 and None not in sizes and len(tokens) > 1:
+        return (
+            " Warning: all runs have one size, so this is the curve of that size; its floor holds what a larger model "
+            "would still gain, and a target of another size is not forecast by it."
+        )
+    return ""
