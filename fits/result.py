@@ -140,7 +140,7 @@ class FitResult:
             raise InputError(f"a fit of {self.law} stacks nothing; fit {STACKED}.")
         return stacked_policy(self.observed, self.seed_noise.sd if self.seed_noise else 0.0)
 
-    def stack(self, target: Target) -> StackedForecast:
+    def stacked_forecast(self, target: Target) -> StackedForecast:
         """Return what the stacked policy says of a run: compute-optimal, or of the size and tokens in `target`."""
         size, tokens = (None if key not in target else float(target[key]) for key in (self.spec.size_column, "tokens"))
         return self.policy.forecast(self._value(target, "compute"), size, tokens)
@@ -157,7 +157,7 @@ class FitResult:
         if self.law == FLOOR_INTEGRATED:
             return self.posterior.predictive(self._value(target, "compute"))
         if self.law == STACKED:
-            return self.stack(target).predictive()
+            return self.stacked_forecast(target).predictive()
         scale, df = self.noise_scale()
         groups = np.array_split(np.sort(self._draws_of(target)), min(PARTS, len(self._drawn().values)))
         weights = [len(group) for group in groups]
@@ -173,7 +173,7 @@ class FitResult:
         if self.law == FLOOR_INTEGRATED:
             return self.posterior.split(self._value(target, "compute"))
         if self.law == STACKED:
-            return self.stack(target).split()
+            return self.stacked_forecast(target).split()
         return VarianceSplit(float(self._draws_of(target).var()), 0.0, self.noise_scale()[0] ** 2)
 
     def noise_scale(self) -> tuple[float, float]:
@@ -255,7 +255,7 @@ class FitResult:
 
     def _curve(self, target: Target) -> Predictive:
         if self.law == STACKED:
-            return self.stack(target).curve()
+            return self.stacked_forecast(target).curve()
         return self.posterior.curve(self._value(target, "compute"))
 
     def _drawn(self) -> Draws:
