@@ -12,6 +12,7 @@ from scipy import special
 
 STEPS = 400  # of the multiplicative update; a step of one is stable, as scores are divided by the prior's
 LEAST = 1e-12
+DONE = 1e-10  # change of any weight
 
 
 def absolute_mean(mean: Float[np.ndarray, "..."], sd: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -50,9 +51,11 @@ def crps_weights(
     pull = strength / outcomes_worth
     for _ in range(STEPS):
         gradient = (linear - quadratic @ weights) / scale + pull * np.log(weights / start)
-        weights = weights * np.exp(-(gradient - gradient @ weights) / (1 + pull))
-        weights = np.maximum(weights, LEAST)
+        before = weights
+        weights = np.maximum(weights * np.exp(-(gradient - gradient @ weights) / (1 + pull)), LEAST)
         weights /= weights.sum()
+        if np.abs(weights - before).max() < DONE:
+            break
     found = np.zeros(len(prior))
     found[used] = weights
     return found

@@ -1,6 +1,7 @@
 """Cases 30 to 37 of the peers study: what goes wrong when forecasts are made honest only in name."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pandas as pd
@@ -8,7 +9,7 @@ import pytest
 
 from benchmarks.simulate_policy import coverage
 from fits import fit
-from fits.backtest import backtest, refuse_leaks
+from fits.backtest import Backtest, backtest, refuse_leaks
 from fits.fit import refit
 from fits.rows import select_rows
 from fits.solve import FitStatus
@@ -35,6 +36,12 @@ def ladder_frame(budgets: int = 6, seeds: int = 1, noise: float = 0.0005) -> pd.
                  "active_params": size, "nonembedding_active_params": size, "tokens": compute / 6 / size, "loss": loss}
             )  # fmt: skip
     return pd.DataFrame(rows)
+
+
+@functools.cache
+def plain_backtest() -> Backtest:
+    """Return the backtest of the ladder, which several tests read."""
+    return backtest(table(ladder_frame()), [SPEC])
 
 
 def test_case_30_nominal_intervals_hold_when_hiding_the_top() -> None:
@@ -98,7 +105,7 @@ def test_case_33_checkpoints_of_a_targets_trunk_stay_out_of_a_backtest() -> None
     frame = ladder_frame()
     frame["trunk_id"] = [f"t{i}" for i in range(6)]
     early = frame.tail(1).assign(run_id="early", rung_id="early", compute=2e18, budget=2.5e18, loss=2.9)
-    clean = backtest(table(frame), [SPEC])
+    clean = plain_backtest()
     leaky = backtest(table(pd.concat([frame, early], ignore_index=True)), [SPEC])
     assert clean.leaks == 0
     assert leaky.leaks > 0
@@ -138,7 +145,7 @@ def test_case_36_only_annealed_runs_enter_and_mixed_schedules_are_flagged() -> N
 
 
 def test_case_37_a_backtest_only_extrapolates() -> None:
-    found = backtest(table(ladder_frame()), [SPEC, FitSpec.of("power-law", "loss")])
+    found = plain_backtest()
     assert (found.frame["factor"] > 1).all()
     assert (found.frame["compute"] > found.frame["cut"]).all()
     assert set(found.frame["law"]) == {"stacked", "power-law", "power-law-floor", "last-rung"}
