@@ -29,7 +29,10 @@ def _loss(law_loss: Any, name: str | None, delta: float) -> Any:
 @app.command()
 def run(
     law: Annotated[
-        str, typer.Option(help="floor-integrated, power-law-floor, chinchilla, ...; `foretell fit laws` lists all.")
+        str,
+        typer.Option(
+            help="stacked, floor-integrated, power-law-floor, chinchilla, ...; `foretell fit laws` lists laws."
+        ),
     ],
     metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
     size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
@@ -62,7 +65,7 @@ def run(
 
     The exit code is 4 when the fit did not converge; the file is written all the same and says why.
 
-    Example: foretell fit run --study study --law floor-integrated --metric test/loss
+    Example: foretell fit run --study study --law stacked --metric test/loss
     """
     from dataclasses import replace
 
@@ -167,6 +170,130 @@ def compare(
         factor = f"{row['extrapolation_factor']:.3g}x"
         table.add_row(str(name), row["status"], format_loss(row["median"]), interval, factor, params)
     Console().print(table)
+
+
+@app.command()
+def backtest(
+    table: Annotated[Path, typer.Argument(help="Run table (.parquet or .csv).", metavar="RUNS")],
+    law: Annotated[list[str], typer.Option(help="Law or policy; repeat for several.")],
+    metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
+    size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the figure here (.png or .svg).")] = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing figure.")] = False,
+) -> None:
+    """Hide the top budgets in turn, predict them from the rest, and show errors, coverage, scores and skill.
+
+    Example: foretell fit backtest study/runs.parquet --law stacked --law chinchilla -o backtest.png
+    """
+    from dataclasses import replace
+
+    from fits.backtest import backtest as look
+    from fits.spec import FitSpec
+    from ladder.runs import read_runs
+
+    if out is not None and out.exists() and not force:
+        raise InputError(f"{out} exists; name another file with --out, or replace it with --force.")
+    specs = [replace(FitSpec.of(name, metric), size_column=size) for name in dict.fromkeys(law)]
+    found = look(read_runs(table), specs, progress=None if quiet else lambda text: typer.echo(text, err=True))
+    summary = found.summary()
+    if out is not None:
+        from fits.gallery import save_backtest
+
+        save_backtest(found, out)
+    if as_json:
+        document = {
+            "summary": json.loads(summary.to_json(orient="records", double_precision=15)),
+            "forecasts": json.loads(found.frame.to_json(orient="records", double_precision=15)),
+            "leaks_left_out": found.leaks,
+        }
+        typer.echo(json.dumps(document))
+        return
+    shown = summary.assign(
+        **{name: 100 * summary[name] for name in ("mean_abs_error", "median_abs_error", "bias", "crps", "wis")}
+    )
+    typer.echo(shown.to_string(index=False, float_format="{:.3g}".format))
+    typer.echo("\nErrors, bias, CRPS and WIS in per cent of the loss; skill is 1 - CRPS / CRPS of the baseline.")
+    if found.leaks:
+        typer.echo(f"{found.leaks} runs of a target's rung or trunk were left out of fits.", err=True)
+    for _, row in found.frame[found.frame["median"].isna()].drop_duplicates("law").iterrows():
+        typer.echo(f"{row['law']} has no forecast at some cuts: {row['status']}", err=True)
+
+
+@app.command()
+def forecast(
+    table: Annotated[Path, typer.Argument(help="Run table (.parquet or .csv).", metavar="RUNS")],
+    at: Annotated[str, typer.Option(help="Compute of the target.", metavar="FLOPS")],
+    params: Annotated[str | None, typer.Option(help="N of the target, by --size; else compute-optimal.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="D of the target.")] = None,
+    metric: Annotated[str, typer.Option(help="Which losses of the run table.")] = "test/loss",
+    size: Annotated[str, typer.Option(help="Column that is called N.")] = "nonembedding_active_params",
+    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Of the interval.")] = 0.9,
+    before: Annotated[
+        Path | None, typer.Option(help="An earlier fit: say why the forecast moved.", metavar="FIT")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forecast one run from a run table with the default policy: interval, what it rests on, where each law alone lands.
+
+    Runs at or above the target's compute are left out. Nothing is registered: `foretell forecast draft` does that for a
+    rung of a ladder. The exit code is 4 when the runs do not support a forecast.
+
+    Example: foretell fit forecast study/runs.parquet --at 1e23 --metric test/loss
+    """
+    from dataclasses import replace
+
+    from fits.fit import fit
+    from fits.result import read_fit
+    from fits.spec import STACKED, FitSpec
+    from fits.why import alternatives, why_moved
+    from ladder.runs import read_runs
+
+    if (params is None) != (tokens is None):
+        raise InputError("--params and --tokens belong together; give both, or neither for the compute-optimal run.")
+    compute = float(parse_quantity(at, "--at", "FLOPs"))
+    target = {"compute": compute}
+    if params is not None and tokens is not None:
+        target |= {
+            size: float(parse_quantity(params, "--params", "parameters")),
+            "tokens": float(parse_quantity(tokens, "--tokens", "tokens")),
+        }
+    runs = read_runs(table)
+    below = 0.98 * compute  # runs within 2 % count as the target's own compute, as in forecasts/statement.py
+    result = fit(replace(FitSpec.of(STACKED, metric), size_column=size, max_compute=below), runs)
+    predictive, split = result.predictive(target), result.variance_split(target)
+    frame = alternatives(result, target, level)
+    moved = None if before is None else why_moved(read_fit(before), result, runs, target)
+    low, high = predictive.interval(level)
+    if as_json:
+        document = {
+            "target": target,
+            "median": predictive.median,
+            "interval": [low, high],
+            "level": level,
+            "extrapolation_factor": compute / result.fit_range["compute"][1],
+            "predictive": vars(predictive),
+            "variance": vars(split),
+            "alternatives": json.loads(frame.to_json(orient="records", double_precision=15)),
+            "moved": None if moved is None else json.loads(moved.to_json(orient="records", double_precision=15)),
+            "status": str(result.status),
+            "message": result.message,
+        }
+        typer.echo(json.dumps(document))
+    else:
+        factor = compute / result.fit_range["compute"][1]
+        typer.echo(
+            f"{format_loss(predictive.median)}, {100 * level:g} % interval {format_loss(low)} to {format_loss(high)}, "
+            f"{factor:.3g}x beyond {result.n_runs} runs."
+        )
+        parts = ", ".join(f"{name} {100 * part / split.total:.0f} %" for name, part in vars(split).items())
+        typer.echo(f"Variance: {parts}.\n{result.message}\n")
+        typer.echo(frame.to_string(index=False, float_format="{:.4f}".format, na_rep=""))
+        if moved is not None:
+            typer.echo("\n" + moved.to_string(index=False, float_format="{:.4g}".format, na_rep=""))
+    if not result.usable:
+        raise UnusableError(f"the runs do not support a forecast. {result.message}")
 
 
 @app.command()

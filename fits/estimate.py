@@ -35,3 +35,14 @@ class FittedPoint:
     observed: float
     fitted: float
     residual: float
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """One run as the stacked policy reads it; None where the table does not say."""
+
+    compute: float
+    size: float | None
+    tokens: float | None
+    budget: float | None
+    loss: float

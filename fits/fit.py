@@ -1,25 +1,35 @@
 """Fitting: from a run table to a `FitResult`, and the same again from a recorded specification."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
 from fits.bootstrap import Draws, Progress, bootstrap, leave_one_out
-from fits.estimate import FittedPoint, ParamEstimate
-from fits.floor_posterior import GAMMAS, MIN_RUNGS, R_PRIOR, SHARES, FloorPosterior, floor_posterior
+from fits.estimate import FittedPoint, ObservedRun, ParamEstimate
+from fits.floor_posterior import MIN_RUNGS, floor_posterior
 from fits.intervals import bca_interval, percentile_interval
 from fits.law import AbstractLaw
 from fits.laws import law_named
 from fits.loss import LossKind
 from fits.noise import SeedNoise, seed_noise
 from fits.points import Points, law_inputs, points_of, reasons, refuse_too_few
+from fits.policy import stacked_policy
+from fits.policy_params import (
+    design_warning,
+    floor_message,
+    observed_runs,
+    policy_params,
+    rung_points,
+    weight_params,
+    weights_message,
+)
 from fits.result import FitResult
 from fits.rows import Rows, select_rows
 from fits.solve import FitStatus, Solution, floors_of, solve
-from fits.spec import FLOOR_INTEGRATED, BootstrapKind, FitSpec
+from fits.spec import FLOOR_INTEGRATED, STACKED, BootstrapKind, FitSpec
+from fits.support import support_of
 from ladder.errors import InputError, UnusableError
 from ladder.provenance import Provenance, Resource, provenance
 from ladder.runs import RunTable
@@ -37,7 +47,7 @@ def fit(
     progress: Progress | None = None,
     inputs: tuple[Resource, ...] = (),
 ) -> FitResult:
-    """Return the fit of a law, or of the floor-integrated policy, to the runs of a table that may enter it.
+    """Return the fit of a law or policy to the runs of a table that may enter it.
 
     Arguments:
         law: a specification; or a law or its name, which stands for the default specification of that law.
@@ -57,6 +67,10 @@ def fit(
         else FitSpec.of(law if isinstance(law, str) else law.name, _metric(runs, metric))
     )
     rows = select_rows(runs, spec)
+    noise = seed_noise(rows.frame)
+    made = provenance(seed=spec.seed, inputs=inputs)
+    if spec.law == STACKED:
+        return _fit_stacked(spec, rows, noise, made)
     points = points_of(rows, spec)
     lowest = float(points.loss.min())
     if spec.pinned_floor is not None and spec.pinned_floor >= lowest:
@@ -64,8 +78,6 @@ def fit(
             f"the floor is pinned at {spec.pinned_floor}, not below the lowest loss {lowest:.4f}; a floor cannot be "
             "above a loss that was reached. Pin it lower, or check that it belongs to this metric."
         )
-    noise = seed_noise(rows.frame)
-    made = provenance(seed=spec.seed, inputs=inputs)
     if spec.law == FLOOR_INTEGRATED:
         return _fit_policy(spec, rows, points, noise, made)
     return _fit_law(spec, rows, points, noise, made, progress)
@@ -150,10 +162,10 @@ def _loss_remark(spec: FitSpec, solution: Solution) -> str:
 def solution_of(spec: FitSpec, runs: RunTable) -> tuple[AbstractLaw, Solution, Points]:
     """Return law, solution and points of a specification on `runs`, without a bootstrap; for checks of a fit.
 
-    Raises InputError as `fit` does, and for the floor-integrated policy, which is no optimum.
+    Raises InputError as `fit` does, and for policies, which are no optimum.
     """
-    if spec.law == FLOOR_INTEGRATED:
-        raise InputError(f"{FLOOR_INTEGRATED} is a posterior, not an optimum; it has no profile or starts to check.")
+    if spec.is_policy:
+        raise InputError(f"{spec.law} is a posterior, not an optimum; it has no profile or starts to check.")
     law = law_named(spec.law)
     points = points_of(select_rows(runs, spec), spec)
     pinned = {} if spec.pinned_floor is None else {floors_of(law)[0]: spec.pinned_floor}
@@ -199,14 +211,7 @@ def _fit_policy(spec: FitSpec, rows: Rows, points: Points, noise: SeedNoise | No
     refuse_too_few(points, MIN_RUNGS, FLOOR_INTEGRATED)
     compute = points.columns["compute"]
     posterior = floor_posterior(compute, points.loss, noise.sd if noise else 0.0)
-    share, prior = (
-        _moments(posterior, _shares)[1],
-        math.sqrt(R_PRIOR[0] * R_PRIOR[1] / (sum(R_PRIOR) ** 2 * (sum(R_PRIOR) + 1))),
-    )
-    message = (
-        f"Floor and exponent integrated over {len(points.loss)} optima; the sd of r went from {prior:.3f} (prior) to "
-        f"{share:.3f}: " + ("E is mostly the prior's." if share > 0.7 * prior else "the runs inform E.")
-    )
+    message = floor_message(posterior)
     if len(points.loss) < MIN_RUNGS + 1:
         message += " Four optima are advised."
     fitted = np.exp([posterior.centre(float(c)) for c in compute])
@@ -218,7 +223,7 @@ def _fit_policy(spec: FitSpec, rows: Rows, points: Points, noise: SeedNoise | No
         made,
         status=FitStatus.CONVERGED,
         message=message,
-        params=_policy_params(posterior),
+        params=policy_params(posterior),
         fitted=fitted,
         draws=None,
         objective=None,
@@ -227,45 +232,30 @@ def _fit_policy(spec: FitSpec, rows: Rows, points: Points, noise: SeedNoise | No
     )
 
 
-type Cells = Callable[[FloorPosterior], Float[np.ndarray, "gammas shares"]]
-
-
-def _shares(posterior: FloorPosterior) -> Float[np.ndarray, "gammas shares"]:
-    return np.broadcast_to(SHARES, posterior.weights.shape)
-
-
-def _moments(posterior: FloorPosterior, cells: Cells) -> tuple[float, float, float, float]:
-    """Return posterior mean, sd and 90 % interval of a quantity on the grid."""
-    values, weights = cells(posterior).ravel(), posterior.weights.ravel()
-    mean = float(weights @ values)
-    order = np.argsort(values, kind="stable")
-    tails = np.searchsorted(np.cumsum(weights[order]), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    lo, hi = values[order][np.minimum(tails, len(values) - 1)].tolist()
-    return mean, math.sqrt(float(weights @ (values - mean) ** 2)), lo, hi
-
-
-POLICY_PARAMS: tuple[tuple[str, str, str, str, Cells], ...] = (
-    (
-        "E",
-        "E",
-        "irreducible loss, r times L_max; governed by the prior of r",
-        "loss",
-        lambda p: SHARES * np.exp(p.level),
-    ),
-    ("r", "r", "irreducible share of the loss at the largest fitted compute", "", _shares),
-    ("gamma", r"\gamma", "exponent on compute", "", lambda p: np.broadcast_to(GAMMAS[:, None], p.weights.shape)),
-    ("L_max", r"L_{\max}", "loss of the curve at the largest fitted compute", "loss", lambda p: np.exp(p.level)),
-)
-
-
-def _policy_params(posterior: FloorPosterior) -> tuple[ParamEstimate, ...]:
-    estimates = []
-    for name, symbol, meaning, unit, cells in POLICY_PARAMS:
-        mean, sd, lo, hi = _moments(posterior, cells)
-        estimates.append(
-            ParamEstimate(name, symbol, meaning, unit, mean, sd, lo, hi, None, at_bound=False, published={})
-        )
-    return tuple(estimates)
+def _fit_stacked(spec: FitSpec, rows: Rows, noise: SeedNoise | None, made: Provenance) -> FitResult:
+    if spec.pinned_floor is not None:
+        raise InputError(f"{STACKED} integrates over the floor; pin one with power-law-floor instead.")
+    observed = observed_runs(rows.frame, spec.size_column)
+    policy = stacked_policy(observed, noise.sd if noise else 0.0)
+    support = support_of(policy)
+    points = rung_points(policy)
+    compute = points.columns["compute"]
+    return _result(
+        spec,
+        rows,
+        points,
+        noise,
+        made,
+        status=support.status,
+        message=f"{floor_message(policy.pooled)} {weights_message(policy)} {support.message}{design_warning(observed)}",
+        params=(*policy_params(policy.pooled), *weight_params(policy)),
+        fitted=np.exp([policy.forecast(float(c)).centre for c in compute]),
+        draws=None,
+        objective=None,
+        condition=None,
+        agreement=None,
+        observed=observed,
+    )
 
 
 def _result(
@@ -283,6 +273,7 @@ def _result(
     objective: float | None,
     condition: float | None,
     agreement: float | None,
+    observed: tuple[ObservedRun, ...] = (),
 ) -> FitResult:
     frame = rows.frame
     compute = points.columns["compute"]
@@ -313,6 +304,7 @@ def _result(
         flop_convention=_only(frame, "flop_convention"),
         inputs_sha256=rows.sha256,
         provenance=made,
+        observed=observed,
     )
 
 

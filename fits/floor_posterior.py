@@ -108,7 +108,7 @@ class FloorPosterior:
 
     def marginals(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return posterior and prior densities of r (columns r, posterior, prior) and of ln gamma (column gamma)."""
-        prior = _log_prior()
+        prior = _log_prior(R_PRIOR)
         prior = np.exp(prior - prior.max())
         prior /= prior.sum()
         widths, step = np.gradient(SHARES), math.log(GAMMAS[1] / GAMMAS[0])
@@ -117,10 +117,10 @@ class FloorPosterior:
         return pd.DataFrame({"r": SHARES, **shares}), pd.DataFrame({"gamma": GAMMAS, **gammas})
 
 
-def _log_prior() -> Float[np.ndarray, "gammas shares"]:
+def _log_prior(share_prior: tuple[float, float]) -> Float[np.ndarray, "gammas shares"]:
     """Return the log prior mass of each cell up to a constant; ln gamma is evenly spaced, r is not."""
     mean, sd = GAMMA_PRIOR
-    a, b = R_PRIOR
+    a, b = share_prior
     r = np.clip(SHARES, 0.01, 0.99)
     share = (a - 1) * np.log(r) + (b - 1) * np.log1p(-r) + np.log(np.gradient(SHARES))
     gamma = -(((np.log(GAMMAS) - mean) / sd) ** 2) / 2
@@ -128,9 +128,14 @@ def _log_prior() -> Float[np.ndarray, "gammas shares"]:
 
 
 def floor_posterior(
-    compute: Float[np.ndarray, " rungs"], loss: Float[np.ndarray, " rungs"], seed_sd: float
+    compute: Float[np.ndarray, " rungs"],
+    loss: Float[np.ndarray, " rungs"],
+    seed_sd: float,
+    share_prior: tuple[float, float] = R_PRIOR,
 ) -> FloorPosterior:
     """Return the posterior given optima: compute in FLOPs and loss on a ratio scale (nats or bits, no error rate).
+
+    `share_prior` are the parameters of the Beta prior of r.
 
     Raises InputError with fewer than three rungs, or rungs at one compute.
     """
@@ -151,7 +156,7 @@ def floor_posterior(
     squares = ((rest @ precision) * rest).sum(axis=-1)
     scaled = NOISE_DF * NOISE_SD**2 + squares
     nu = NOISE_DF + k - 1
-    log_weights = _log_prior() - nu / 2 * np.log(scaled)
+    log_weights = _log_prior(share_prior) - nu / 2 * np.log(scaled)
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
     noise = float((weights * scaled).sum()) / (nu - 2)

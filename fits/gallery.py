@@ -8,6 +8,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import special
 
+from fits.backtest import Backtest
+from fits.backtest_plots import (
+    coverage_frame,
+    draw_coverage,
+    draw_error,
+    draw_floor,
+    draw_weights,
+    error_frame,
+    weight_frame,
+)
 from fits.fit import solution_of
 from fits.isoflop import isoflop
 from fits.laws import law_named
@@ -15,7 +25,7 @@ from fits.plots import draw_isoflop, draw_loss, draw_residuals, isoflop_frame, l
 from fits.profile import deviance_scale
 from fits.result import FitResult
 from fits.rows import select_rows
-from fits.spec import FLOOR_INTEGRATED
+from fits.spec import STACKED
 from fits.surface_plots import draw_frontier, draw_path, draw_profiles, path_frame, profile_frame
 from ladder.errors import UnusableError
 from ladder.records import write_atomic
@@ -29,7 +39,8 @@ def save_figures(result: FitResult, runs: RunTable, folder: Path, *, dpi: int = 
     """Write the figures that this fit has as PNG into `folder` and return their paths.
 
     ``fit`` and ``residuals`` always; ``isoflop`` where the runs have profiles; ``profile`` for laws whose fit
-    converged; ``path`` for laws of parameters and tokens alone.
+    converged; ``path`` for laws of parameters and tokens alone; ``floor`` for
+    policies, ``weights`` for the stacked one.
     """
     written = []
 
@@ -45,7 +56,7 @@ def save_figures(result: FitResult, runs: RunTable, folder: Path, *, dpi: int = 
         return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
     on_optima = result.spec.on_optima
-    inputs = () if result.law == FLOOR_INTEGRATED else law_named(result.law).inputs
+    inputs = () if result.spec.is_policy else law_named(result.law).inputs
     surface = not on_optima and set(inputs) <= {"active_params", "tokens", "compute"}
     upto = BEYOND * result.fit_range["compute"][1]
     figure, (ax,) = blank()
@@ -74,7 +85,15 @@ def save_figures(result: FitResult, runs: RunTable, folder: Path, *, dpi: int = 
         profiles = result.isoflop or isoflop(rows, result.spec.size_column)
         draw_isoflop(ax, isoflop_frame(profiles), result.spec.size_column, result.metric_unit)
         save("isoflop", figure)
-    if result.usable and result.law != FLOOR_INTEGRATED:
+    if result.spec.is_policy:
+        figure, (ax,) = blank()
+        draw_floor(ax, result)
+        save("floor", figure)
+    if result.law == STACKED:
+        figure, (ax,) = blank()
+        draw_weights(ax, weight_frame(result))
+        save("weights", figure)
+    if result.usable and not result.spec.is_policy:
         _, solution, _ = solution_of(result.spec, runs)
         try:
             df = deviance_scale(solution)[1]
@@ -86,3 +105,15 @@ def save_figures(result: FitResult, runs: RunTable, folder: Path, *, dpi: int = 
         draw_profiles(axes, curves, float(special.stdtrit(df, (1 + LEVEL) / 2)))
         save("profile", figure)
     return tuple(written)
+
+
+def save_backtest(result: Backtest, path: Path, *, dpi: int = 160) -> None:
+    """Write error and coverage against the extrapolation factor side by side; the suffix decides the format."""
+    figure = Figure(figsize=(11.0, 4.2), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    draw_error(left, error_frame(result))
+    draw_coverage(right, coverage_frame(result))
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
+    write_atomic(path, buffer.getvalue())

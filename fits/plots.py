@@ -17,7 +17,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from fits.floor_posterior import SEED_SD
 from fits.isoflop import IsoflopResult
 from fits.result import FitResult
-from fits.spec import FLOOR_INTEGRATED
 from ladder.units import format_count, format_flops
 
 COMPUTE_MAP = colormaps["viridis"]
@@ -254,7 +253,7 @@ def residual_frame(result: FitResult) -> pd.DataFrame:
     """Return relative residuals: columns of `FitResult.residuals` and seed_sd (missing when it was not measured)."""
     noise = result.seed_noise
     frame = result.residuals
-    return frame.assign(seed_sd=np.nan if noise is None else noise.sd, policy=result.law == FLOOR_INTEGRATED)
+    return frame.assign(seed_sd=np.nan if noise is None else noise.sd, policy=result.spec.is_policy)
 
 
 def draw_residuals(

@@ -15,15 +15,16 @@ import pandas as pd
 from jaxtyping import Float
 
 from fits.bootstrap import Draws
-from fits.estimate import FittedPoint, ParamEstimate
+from fits.estimate import FittedPoint, ObservedRun, ParamEstimate
 from fits.floor_posterior import NOISE_DF, NOISE_SD, FloorPosterior, VarianceSplit, floor_posterior
 from fits.isoflop import IsoflopResult
 from fits.laws import law_named
 from fits.noise import SeedNoise
 from fits.points import law_inputs, reasons
+from fits.policy import StackedForecast, StackedPolicy, stacked_policy
 from fits.predictive import Predictive
 from fits.solve import FitStatus
-from fits.spec import FLOOR_INTEGRATED, FitSpec
+from fits.spec import FLOOR_INTEGRATED, POLICIES, STACKED, FitSpec
 from fits.summary import Summary, parameter_rows
 from ladder.errors import InputError, UnusableError
 from ladder.provenance import Provenance
@@ -65,6 +66,7 @@ class FitResult:
         metric_unit, recipe, flop_convention: of the runs, empty where the table does not say.
         inputs_sha256: digest of the numbers that entered, in table order.
         provenance: how the file came to be; not compared.
+        observed: the runs, from which the stacked policy is made again; empty for others.
     """
 
     spec: FitSpec
@@ -87,6 +89,7 @@ class FitResult:
     flop_convention: str
     inputs_sha256: str
     provenance: Provenance = field(compare=False)
+    observed: tuple[ObservedRun, ...] = ()
 
     @property
     def law(self) -> str:
@@ -121,24 +124,40 @@ class FitResult:
 
     @property
     def posterior(self) -> FloorPosterior:
-        """The posterior of the floor-integrated policy; raises InputError for other laws."""
-        if self.law != FLOOR_INTEGRATED:
-            raise InputError(f"a fit of {self.law} has no floor posterior; fit {FLOOR_INTEGRATED}.")
+        """The floor's posterior of a policy (for ``stacked`` pooled over its two priors); InputError for laws."""
+        if not self.spec.is_policy:
+            raise InputError(f"a fit of {self.law} has no floor posterior; fit {' or '.join(POLICIES)}.")
+        if self.law == STACKED:
+            return self.policy.pooled
         compute = np.array([point.compute for point in self.points])
         loss = np.array([point.observed for point in self.points])
         return floor_posterior(compute, loss, self.seed_noise.sd if self.seed_noise else 0.0)
 
+    @property
+    def policy(self) -> StackedPolicy:
+        """The stacked policy, made again from the recorded runs; raises InputError for others."""
+        if self.law != STACKED:
+            raise InputError(f"a fit of {self.law} stacks nothing; fit {STACKED}.")
+        return stacked_policy(self.observed, self.seed_noise.sd if self.seed_noise else 0.0)
+
+    def stacked_forecast(self, target: Target) -> StackedForecast:
+        """Return what the stacked policy says of a run: compute-optimal, or of the size and tokens in `target`."""
+        size, tokens = (None if key not in target else float(target[key]) for key in (self.spec.size_column, "tokens"))
+        return self.policy.forecast(self._value(target, "compute"), size, tokens)
+
     def predictive(self, target: Target) -> Predictive:
         """Return the distribution of the observed loss of the next run at `target`.
 
-        `target` holds ``compute`` and, for laws of runs, ``tokens`` and the size column of the fit; other keys are
-        ignored. Laws: a mixture over bootstrap draws, each widened by the noise of a run (Student-t; the larger of
+        `target` holds ``compute`` and, for laws of runs, ``tokens`` and the size column of the fit (with which the
+        stacked policy forecasts that run instead of the compute-optimal one); other keys are ignored. Laws: a mixture over bootstrap draws, each widened by the noise of a run (Student-t; the larger of
         residual scatter and seed noise). The fit's status is not looked at here.
 
         Raises InputError when a key is missing, UnusableError for a law that was fitted without resamples.
         """
         if self.law == FLOOR_INTEGRATED:
             return self.posterior.predictive(self._value(target, "compute"))
+        if self.law == STACKED:
+            return self.stacked_forecast(target).predictive()
         scale, df = self.noise_scale()
         groups = np.array_split(np.sort(self._draws_of(target)), min(PARTS, len(self._drawn().values)))
         weights = [len(group) for group in groups]
@@ -153,6 +172,8 @@ class FitResult:
         """Return the variance of the forecast of ln L by source; laws do not model that their form may be wrong."""
         if self.law == FLOOR_INTEGRATED:
             return self.posterior.split(self._value(target, "compute"))
+        if self.law == STACKED:
+            return self.stacked_forecast(target).split()
         return VarianceSplit(float(self._draws_of(target).var()), 0.0, self.noise_scale()[0] ** 2)
 
     def noise_scale(self) -> tuple[float, float]:
@@ -221,16 +242,21 @@ class FitResult:
     def _moments(self, target: Target, level: float, kind: IntervalKind) -> tuple[float, float, float, float, float]:
         """Return median, exp of the mean of ln L, scale of ln L, and the interval."""
         levels = (0.5, ONE_SIGMA, 1 - ONE_SIGMA, (1 - level) / 2, (1 + level) / 2)
-        if kind is IntervalKind.MEAN and self.law != FLOOR_INTEGRATED:
+        if kind is IntervalKind.MEAN and not self.spec.is_policy:
             logs = self._draws_of(target)
             mean = float(logs.mean())
             median, low, high, lo, hi = np.exp(np.quantile(logs, levels)).tolist()
         else:
             observation = kind is IntervalKind.OBSERVATION
-            part = self.predictive(target) if observation else self.posterior.curve(self._value(target, "compute"))
+            part = self.predictive(target) if observation else self._curve(target)
             mean = float(np.dot(part.weights, part.centres))
             median, low, high, lo, hi = (part.quantile(q) for q in levels)
         return median, math.exp(mean), math.log(high / low) / 2, lo, hi
+
+    def _curve(self, target: Target) -> Predictive:
+        if self.law == STACKED:
+            return self.stacked_forecast(target).curve()
+        return self.posterior.curve(self._value(target, "compute"))
 
     def _drawn(self) -> Draws:
         if self.draws is None or not self.draws.values:
@@ -273,7 +299,7 @@ class FitResult:
             ),
             ("compute", f"{format_flops(low)} to {format_flops(high)} FLOPs ({self.flop_convention})"),
         ]
-        if self.law != FLOOR_INTEGRATED:
+        if not self.spec.is_policy:
             facts.append(("minimised", f"{self.spec.loss}, {self.objective:.6g}"))
         if self.draws is not None:
             facts.append(
@@ -291,12 +317,27 @@ class FitResult:
                 else "inferred from residuals: no rung was repeated",
             )
         )
+        facts += self._split_facts()
         unused = reasons(self.isoflop) if self.isoflop else ""
         return Summary(f"Fit of {self.law}", tuple(facts), header, rows, (f"Not used: {unused}.",) if unused else ())
 
+    def _split_facts(self) -> list[tuple[str, str]]:
+        """Return where the width of a forecast 10 and 100 times out comes from, for fits that know it."""
+        if not (self.spec.on_optima and (self.spec.is_policy or (self.draws is not None and self.draws.values))):
+            return []
+        facts = []
+        for factor in (10, 100):
+            split = self.variance_split({"compute": factor * self.fit_range["compute"][1]})
+            parts = ", ".join(f"{name} {100 * part / split.total:.0f} %" for name, part in vars(split).items())
+            facts.append((f"{factor}x out", f"sd {format_percent(math.sqrt(split.total), signed=False)}: {parts}"))
+        return facts
+
     def to_json(self) -> bytes:
         """Return the canonical bytes of fit.json."""
-        return canonical_json({"schema": SCHEMA, **to_plain(self)})
+        plain = {"schema": SCHEMA, **to_plain(self)}
+        if not self.observed:
+            del plain["observed"]  # so that fits made before there was such a policy keep their digests
+        return canonical_json(plain)
 
     @staticmethod
     def from_json(data: dict[str, object], where: str) -> "FitResult":

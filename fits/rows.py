@@ -64,6 +64,12 @@ def _remarks(table: pd.DataFrame, frame: pd.DataFrame, spec: FitSpec) -> tuple[s
             f"{int(groups[groups > 1].sum())} runs share rung, size and seed at different tokens: if they are checkpoints "
             "of one run they are not independent; keep one, or give them a trunk_id and draw by trunk."
         )
+    schedules = sorted(map(str, frame["schedule"].dropna().unique()))
+    if len(schedules) > 1:
+        found.append(
+            f"runs mix learning-rate schedules ({', '.join(schedules)}): a loss before annealing lies above the law; "
+            "mark such rows as excluded (under_annealed)."
+        )
     if spec.cluster_column != "trunk_id" and frame["trunk_id"].dropna().duplicated().any():
         found.append("runs share training trunks, so draw them together (cluster_column trunk_id).")
     return tuple(found)

@@ -37,6 +37,7 @@ class FitStatus(StrEnum):
     DISAGREEING_STARTS = "disagreeing_starts"
     MAX_STEPS = "max_steps"
     NON_FINITE = "non_finite"
+    UNSUPPORTED = "unsupported"  # a policy's: these runs do not support a forecast
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from fits.objective import LossSpec
 from ladder.errors import InputError
 
 FLOOR_INTEGRATED = "floor-integrated"  # the forecasting policy of fits/floor_posterior.py, beside the laws
+STACKED = "stacked"  # the default policy, fits/policy.py: that one and others, weighed on the ladder itself
+POLICIES = (FLOOR_INTEGRATED, STACKED)
 SIZE_COLUMNS = ("nonembedding_active_params", "active_params", "total_params")
 CLUSTER_COLUMNS = ("rung_id", "trunk_id")
 RESAMPLES = 500  # of the cluster bootstrap; the 5 % quantile of 500 draws has a relative error of about 20 % in level
@@ -25,11 +27,11 @@ class FitSpec:
     """A fit, before any data.
 
     Attributes:
-        law: name in `LAWS`, or ``floor-integrated``.
+        law: name in `LAWS`, or a policy: ``stacked`` or ``floor-integrated``.
         metric: which losses of the run table are fitted.
         size_column: run-table column that is called N. Embedding and head belong to no scaling count of an MoE
             ladder, so the default is active parameters without them; laws fitted under another count differ.
-        loss: what is summed over runs or optima (not used by ``floor-integrated``).
+        loss: what is summed over runs or optima (not used by policies).
         resamples: bootstrap resamples, 0 for none (then there are no intervals).
         seed: of the bootstrap.
         cluster_column: runs that share its value are resampled together.
@@ -53,7 +55,7 @@ class FitSpec:
     bootstrap: BootstrapKind = BootstrapKind.CLUSTER
 
     def __post_init__(self) -> None:
-        if self.law != FLOOR_INTEGRATED:
+        if self.law not in POLICIES:
             law_named(self.law)
         if self.size_column not in SIZE_COLUMNS:
             raise InputError(f"size column {self.size_column!r} is none of {', '.join(SIZE_COLUMNS)}.")
@@ -67,9 +69,14 @@ class FitSpec:
             raise InputError(f"max_compute={self.max_compute} must be positive.")
 
     @property
+    def is_policy(self) -> bool:
+        """Whether this is a forecasting policy, which has a posterior and no optimum."""
+        return self.law in POLICIES
+
+    @property
     def on_optima(self) -> bool:
-        """Whether the fit reads one optimum a budget instead of one loss a run."""
-        return self.law == FLOOR_INTEGRATED or law_named(self.law).inputs == ("compute",)
+        """Whether the fit is a curve in compute through one rung a budget, instead of one loss a run."""
+        return self.is_policy or law_named(self.law).inputs == ("compute",)
 
     @staticmethod
     def of(law: str, metric: str) -> "FitSpec":

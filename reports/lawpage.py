@@ -5,7 +5,6 @@ import pandas as pd
 from fits.isoflop import LEVEL, IsoflopResult
 from fits.laws import law_named
 from fits.result import FitResult
-from fits.spec import FLOOR_INTEGRATED
 from ladder.units import format_count, format_flops, format_loss, format_percent
 from reports.context import LawSection
 from reports.formula import formula_text
@@ -22,18 +21,18 @@ STATUS = {
 
 def formula_of(result: FitResult) -> str:
     """Return the formula of a law or policy in LaTeX."""
-    return POLICY_FORMULA if result.law == FLOOR_INTEGRATED else law_named(result.law).formula
+    return POLICY_FORMULA if result.spec.is_policy else law_named(result.law).formula
 
 
 def law_keys(result: FitResult) -> set[str]:
     """Return the keys of the references that the law section cites."""
     keys = {source for param in result.param_estimates for source in param.published}
-    return keys if result.law == FLOOR_INTEGRATED else keys | {law_named(result.law).reference}
+    return keys if result.spec.is_policy else keys | {law_named(result.law).reference}
 
 
 def law_section(result: FitResult, name: str) -> LawSection:
     """Return the section on the fit of the main forecast, which is called `name` in the record."""
-    reference = "" if result.law == FLOOR_INTEGRATED else bibliography()[law_named(result.law).reference].label
+    reference = "" if result.spec.is_policy else bibliography()[law_named(result.law).reference].label
     return LawSection(
         name=name,
         formula=formula_of(result),
@@ -74,7 +73,7 @@ def _params(result: FitResult) -> Table:
     ]
     caption = "Parameters. " + (
         "Posterior means, standard deviations and intervals."
-        if result.law == FLOOR_INTEGRATED
+        if result.spec.is_policy
         else "Estimates, bootstrap standard errors and intervals."
     )
     notes = (
@@ -87,7 +86,7 @@ def _params(result: FitResult) -> Table:
 
 def _facts(result: FitResult) -> Table:
     facts = [fact for fact in result.summary().facts if fact[0] != "status"]
-    if result.law != FLOOR_INTEGRATED:
+    if not result.spec.is_policy:
         facts.append(("noise of one run", f"{format_percent(result.noise_scale()[0], signed=False)} of the loss"))
     if result.condition is not None:
         facts.append(("condition number", f"{result.condition:.2g}"))
