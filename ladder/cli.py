@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ladder.cli_cost import cost, export
+from ladder.cli_diff import diff
 from ladder.errors import InputError
 from ladder.units import format_count, format_percent, parse_quantity
 
 app = typer.Typer(no_args_is_help=True, help="Plan ladders of compute-matched configurations; nothing is spent.")
 runs_app = typer.Typer(no_args_is_help=True, help="Run tables: check them, convert them.")
 
-StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
+SHOWN_REASONS = 6  # why rungs lie outside their recipe's range; ladder.json has all
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 LadderArgument = Annotated[Path, typer.Argument(help="A ladder.json.", metavar="LADDER")]
 RunsArgument = Annotated[Path, typer.Argument(help="A run table.", metavar="RUNS")]
@@ -50,8 +51,11 @@ def _print_ladder(ladder: Any) -> None:
         )
     Console().print(table)
     typer.echo(f"{len(ladder.rungs)} rungs; N is active parameters without embedding and head.")
-    for reason in dict.fromkeys(rung.extrapolated_recipe for rung in ladder.rungs if rung.extrapolated_recipe):
+    reasons = tuple(dict.fromkeys(rung.extrapolated_recipe for rung in ladder.rungs if rung.extrapolated_recipe))
+    for reason in reasons[:SHOWN_REASONS]:
         typer.echo(f"* {reason}")
+    if len(reasons) > SHOWN_REASONS:
+        typer.echo(f"* and {len(reasons) - SHOWN_REASONS} more such reasons, in extrapolated_recipe of each rung")
     for rung in ladder.rungs:
         for item in rung.overrides:
             typer.echo(f"{rung.name}: {item.field} is {item.value} by hand; the recipe's rule gives {item.rule}")
@@ -178,6 +182,7 @@ def check(
         )
 
 
+app.command()(diff)
 app.command()(cost)
 app.command()(export)
 
