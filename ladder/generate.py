@@ -78,10 +78,7 @@ def plan_isoflop(
     by_hand = dict(overrides or {})
     if unknown := sorted(set(by_hand) - set(held_out)):
         raise InputError(f"overrides are given at {format_flops(unknown[0])}, which is no held-out budget.")
-    if not 0 <= corpus_tokens <= MAX_CORPUS_TOKENS:
-        raise InputError(
-            f"a corpus of {corpus_tokens:.3g} tokens is more than there is text, or negative; is that number in FLOPs?"
-        )
+    check_corpus(corpus_tokens)
     rungs, remarks = [], []
     for budget in sorted(budgets):
         (central,) = widths_near_optimum(recipe, budget, 1)
@@ -92,7 +89,7 @@ def plan_isoflop(
         remarks += _bracket_remarks(recipe, budget, widths)
     for budget in sorted(held_out):
         rungs.append(_held_out(recipe, budget, by_hand.get(budget, {}), tuple(range(held_out_seeds)), corpus_tokens))
-    remarks += [remark for rung in rungs for remark in _epoch_remarks(rung)]
+    remarks += epoch_remarks(rungs)
     return Ladder(name, tuple(rungs), provenance(), (pin_recipe(recipe),), tuple(remarks))
 
 
@@ -123,11 +120,19 @@ def _bracket_remarks(recipe: AbstractRecipe, budget: int, widths: Sequence[int])
     ]
 
 
-def _epoch_remarks(rung: Rung) -> list[str]:
-    if not rung.corpus_tokens or rung.tokens <= rung.corpus_tokens:
-        return []
-    remark = (
+def check_corpus(tokens: int) -> None:
+    """Raise InputError for a corpus of more tokens than there is text, which is a number in FLOPs."""
+    if not 0 <= tokens <= MAX_CORPUS_TOKENS:
+        raise InputError(
+            f"a corpus of {tokens:.3g} tokens is more than there is text, or negative; is that number in FLOPs?"
+        )
+
+
+def epoch_remarks(rungs: Sequence[Rung]) -> list[str]:
+    """Return, for each rung with more tokens than its corpus, how many epochs it makes."""
+    return [
         f"{rung.name} ({rung.rung_id}): {format_count(rung.tokens)} tokens are {rung.epochs:.3g} epochs of a corpus of "
         f"{format_count(rung.corpus_tokens)}; repeated tokens are worth less than the law assumes"
-    )
-    return [remark]
+        for rung in rungs
+        if rung.corpus_tokens and rung.tokens > rung.corpus_tokens
+    ]

@@ -32,10 +32,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Override:
-    """A field that was set by hand: what it was set to, and what the recipe's rule gives."""
+    """A field that was set by hand: what it was set to, and what the recipe's rule gives.
+
+    ``lr_multiple`` is the factor on all peak rates; every other field is an integer.
+    """
 
     field: str
-    value: int
+    value: int | float
     rule: int
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ladder.counts import count_params
 from ladder.errors import InputError
 from ladder.flops import training_flops_per_token
-from ladder.recipe_interface import AbstractRecipe
+from ladder.recipe_interface import AbstractRecipe, OptimizerPlan
 from ladder.rung import Override, Role, Rung
 from ladder.shape import MoeShape
 from ladder.units import format_flops
@@ -23,14 +23,15 @@ def make_rung(
     *,
     role: Role = Role.FIT,
     seeds: tuple[int, ...] = (0,),
-    overrides: Mapping[str, int] | None = None,
+    overrides: Mapping[str, float] | None = None,
     corpus_tokens: int = 0,
 ) -> Rung:
     """Return the rung of width `hidden` whose realised compute is within half a step of `budget` FLOPs.
 
     Tokens follow from the budget, the batch from the tokens by the recipe's rule, the steps from both by rounding;
     rates are set for the realised tokens. `overrides` sets dimensions of the shape, `batch_seqs`, `steps` or `tokens`
-    by hand; the rung records them beside the rule's values, and rates follow the overridden ones.
+    by hand; the rung records them beside the rule's values, and rates follow the overridden ones; `lr_multiple` then
+    multiplies all peak rates, bounds of the recipe included.
 
     Raises InputError when the budget buys so few steps that half a step is more than 2 % of it, when overridden
     steps or tokens miss it by as much, and when `overrides` names something else or an impossible shape.
@@ -44,7 +45,7 @@ def make_rung(
         changes: dict[str, Any] = {name: value for name, value in overrides.items() if name in SHAPE_NUMBERS}
         shape = replace(shape, **changes)
         batch_seqs, steps = _batch_and_steps(recipe, budget, shape, overrides)
-        made = _decided(shape, batch_seqs, steps)
+        made: dict[str, float] = {**_decided(shape, batch_seqs, steps), LR_MULTIPLE: overrides.get(LR_MULTIPLE, 1)}
         recorded = tuple(Override(name, made[name], rule[name]) for name in sorted(overrides))
     flops_per_step = training_flops_per_token(shape, recipe.flop_convention) * batch_seqs * shape.seq_len
     if abs(steps * flops_per_step - budget) > MAX_COMPUTE_ERROR * budget:
@@ -67,7 +68,7 @@ def make_rung(
         shape=shape,
         batch_seqs=batch_seqs,
         steps=steps,
-        optimizer=recipe.optimizer(realised, batch_seqs, shape),
+        optimizer=_scaled(recipe.optimizer(realised, batch_seqs, shape), (overrides or {}).get(LR_MULTIPLE, 1)),
         schedule=recipe.schedule(),
         capacity_factor=recipe.capacity_factor,
         seeds=seeds,
@@ -78,6 +79,7 @@ def make_rung(
     )
 
 
+LR_MULTIPLE = "lr_multiple"
 SHAPE_NUMBERS = tuple(field.name for field in fields(MoeShape) if field.type is int and field.name != "hidden")
 
 
@@ -85,31 +87,43 @@ def _decided(shape: MoeShape, batch_seqs: int, steps: int) -> dict[str, int]:
     """Return everything that an override can set."""
     tokens = steps * batch_seqs * shape.seq_len
     numbers = {name: int(getattr(shape, name)) for name in SHAPE_NUMBERS}
-    return {**numbers, "batch_seqs": batch_seqs, "steps": steps, "tokens": tokens}
+    return {**numbers, "batch_seqs": batch_seqs, "steps": steps, "tokens": tokens, LR_MULTIPLE: 1}
 
 
-def _check_overrides(overrides: Mapping[str, int]) -> None:
-    known = {*SHAPE_NUMBERS, "batch_seqs", "steps", "tokens"}
+def _check_overrides(overrides: Mapping[str, float]) -> None:
+    known = {*SHAPE_NUMBERS, "batch_seqs", "steps", "tokens", LR_MULTIPLE}
     for name, value in overrides.items():
         if name not in known:
             raise InputError(f"cannot override {name!r} of a rung; known: {', '.join(sorted(known))}.")
+        if name == LR_MULTIPLE:
+            if not 0 < value < math.inf:
+                raise InputError(f"override {name}={value} must be positive, such as 0.5.")
+        elif value != int(value):
+            raise InputError(f"override {name}={value} must be a whole number.")
         if value < 1 and name in {"batch_seqs", "steps", "tokens"}:
             raise InputError(f"override {name}={value} must be at least 1.")
     if {"steps", "tokens"} <= set(overrides):
         raise InputError("override steps or tokens, not both; one follows from the other.")
 
 
+def _scaled(plan: OptimizerPlan, multiple: float) -> OptimizerPlan:
+    if multiple == 1:
+        return plan
+    head = None if plan.head_lr is None else plan.head_lr * multiple
+    return replace(plan, matrix_lr=plan.matrix_lr * multiple, adam_lr=plan.adam_lr * multiple, head_lr=head)
+
+
 def _batch_and_steps(
-    recipe: AbstractRecipe, budget: int, shape: MoeShape, overrides: Mapping[str, int]
+    recipe: AbstractRecipe, budget: int, shape: MoeShape, overrides: Mapping[str, float]
 ) -> tuple[int, int]:
     flops_per_token = training_flops_per_token(shape, recipe.flop_convention)
     tokens = overrides.get("tokens", budget / flops_per_token)
-    batch_seqs = overrides.get("batch_seqs") or recipe.batch_seqs(tokens, shape)
+    batch_seqs = int(overrides.get("batch_seqs", 0)) or recipe.batch_seqs(tokens, shape)
     batch_tokens = batch_seqs * shape.seq_len
     if "tokens" in overrides:
-        return batch_seqs, max(1, (2 * overrides["tokens"] + batch_tokens) // (2 * batch_tokens))
+        return batch_seqs, max(1, (2 * int(overrides["tokens"]) + batch_tokens) // (2 * batch_tokens))
     flops_per_step = flops_per_token * batch_tokens
-    return batch_seqs, overrides.get("steps") or max(1, (2 * budget + flops_per_step) // (2 * flops_per_step))
+    return batch_seqs, int(overrides.get("steps", 0)) or max(1, (2 * budget + flops_per_step) // (2 * flops_per_step))
 
 
 def size_of(recipe: AbstractRecipe, hidden: int) -> int:

@@ -27,7 +27,7 @@ def run(*arguments: str) -> str:
 def test_default_plan_needs_no_arguments(tmp_path: Path) -> None:
     out = tmp_path / "L.json"
     printed = json.loads(run("plan", "--recipe", "marin-moe-v16", "-o", str(out), "--json"))
-    assert set(printed) == {"out", "rungs", "held_out", "max_compute_error", "seconds"}
+    assert set(printed) == {"out", "rungs", "held_out", "max_compute_error", "seconds", "remarks"}
     assert (printed["rungs"], printed["held_out"]) == (31, 5)
     assert printed["max_compute_error"] < 1e-4
     ladder = read_ladder(out)
