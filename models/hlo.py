@@ -120,6 +120,7 @@ class Module:
 
 _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=? ]*)\]")
 _OPEN = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\)\s*->.*\{\s*$")
+_CLOSE = re.compile(r"^\}(, execution_thread=.*)?\s*$")  # a kernel's line may break before a brace of its own
 _START = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ")
 _NAMED = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$", re.DOTALL)
 
@@ -182,7 +183,7 @@ def parse_hlo(text: str) -> Module:
             if opened := _OPEN.match(line):
                 name, lines = opened.group(2), []
                 entry = name if opened.group(1) else entry
-        elif line.startswith("}"):
+        elif _CLOSE.match(line):
             found = [_instruction(statement) for statement in _statements(lines)]
             computations[name] = Computation(name, tuple(each for each in found if each))
             name = ""

@@ -6,7 +6,6 @@ activations stay split by sequences.
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import equinox as eqx
@@ -15,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from ladder.counts import count_params
+from ladder.recipe_interface import RouterPlan
 from ladder.shape import MoeShape
+from models.layers import Draw
 from models.mesh import BATCH
 from models.pod_attention import Attend, rotate
-from models.pod_moe import balance, routed
+from models.pod_moe import PodOptions, balance, routed
 
 NORM_EPSILON = 1e-6
 QUERY_SCALE = 1.3  # of Marin's MoE recipes, as in models.attention
@@ -34,17 +36,18 @@ class Norm(eqx.Module):
     gate_out: Float[Array, "*L r d"]
 
     @staticmethod
-    def shaped(shape: MoeShape, *layers: int) -> "Norm":
-        """Return the shapes of a norm, or of a stack of them."""
+    def init(shape: MoeShape, draw: Draw, *layers: int) -> "Norm":
+        """Return a norm, or a stack of them, with gains of one and fresh gates."""
         d, rank = shape.hidden, shape.gated_norm_rank
-        return Norm(_f32(*layers, d), _f32(*layers, d, rank), _f32(*layers, rank, d))
+        return Norm(jnp.ones((*layers, d)), draw.matrix(*layers, d, rank), draw.matrix(*layers, rank, d))
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Return the normalised `x`; statistics in float32."""
         normed = unit(x) * self.gain.astype(x.dtype)
         if not self.gate_in.shape[-1]:
             return normed
-        return normed * jax.nn.sigmoid(jax.nn.silu(normed @ whole(self.gate_in, x)) @ whole(self.gate_out, x))
+        with jax.named_scope("gated_norm"):
+            return normed * jax.nn.sigmoid(jax.nn.silu(normed @ whole(self.gate_in, x)) @ whole(self.gate_out, x))
 
 
 class Layers(eqx.Module):
@@ -74,33 +77,30 @@ class Pod(eqx.Module):
     head: Float[Array, "d V"]
 
     @staticmethod
-    def shaped(shape: MoeShape) -> "Pod":
-        """Return the shapes of all parameters; they add up to `ladder.counts.count_params`."""
+    def init(shape: MoeShape, *, key: PRNGKeyArray) -> "Pod":
+        """Return fresh parameters; they add up to `ladder.counts.count_params`. See `models.layers.Draw`."""
         d, n, h = shape.hidden, shape.layers, shape.head_dim
+        draw = Draw(count_params(shape).total, key=key)
         return Pod(
-            _f32(shape.vocab_size, d),
-            Norm.shaped(shape) if shape.embedding_norm else None,
+            draw.matrix(d, shape.vocab_size).T,
+            Norm.init(shape, draw) if shape.embedding_norm else None,
             Layers(
-                Norm.shaped(shape, n),
-                _f32(n, d, shape.heads * h),
-                _f32(n, d, shape.kv_heads * h),
-                _f32(n, d, shape.kv_heads * h),
-                _f32(n, shape.heads * h, d),
-                _f32(n, d, shape.heads * shape.attention.gate),
-                Norm.shaped(shape, n),
-                _f32(n, d, shape.experts),
-                _f32(n, shape.experts, d, 2 * shape.expert_width),
-                _f32(n, shape.experts, shape.expert_width, d),
-                _f32(n, shape.shared_experts, d, 2 * shape.shared_width),
-                _f32(n, shape.shared_experts, shape.shared_width, d),
+                Norm.init(shape, draw, n),
+                draw.matrix(n, d, shape.heads * h),
+                draw.matrix(n, d, shape.kv_heads * h),
+                draw.matrix(n, d, shape.kv_heads * h),
+                draw.matrix(n, shape.heads * h, d),
+                draw.matrix(n, d, shape.heads * shape.attention.gate),
+                Norm.init(shape, draw, n),
+                draw.matrix(n, d, shape.experts),
+                draw.matrix(n, shape.experts, d, 2 * shape.expert_width),
+                draw.matrix(n, shape.experts, shape.expert_width, d),
+                draw.matrix(n, shape.shared_experts, d, 2 * shape.shared_width),
+                draw.matrix(n, shape.shared_experts, shape.shared_width, d),
             ),
-            Norm.shaped(shape),
-            _f32(d, shape.vocab_size),
+            Norm.init(shape, draw),
+            draw.matrix(d, shape.vocab_size),
         )
-
-
-def _f32(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
 def unit(x: Float[Array, "... d"]) -> Float[Array, "... d"]:
@@ -112,41 +112,34 @@ def unit(x: Float[Array, "... d"]) -> Float[Array, "... d"]:
 
 def whole(weight: Array, like: Array) -> Array:
     """Return `weight` in the type of `like` and on every device: what FSDP gathers before a product."""
-    return jax.sharding.reshard(weight.astype(like.dtype), P(*(None,) * weight.ndim))
-
-
-@dataclass(frozen=True)
-class PodOptions:
-    """How a pod computes what the model says.
-
-    Attributes:
-        backend: of the routed experts, by Levanter's name: scatter (no expert axis), ring, fixed_all_to_all,
-            ragged_all_to_all.
-        capacity_factor: slots per expert over its mean load, for backends with fixed capacity.
-        dtype: of activations and gathered weights.
-        splash: whether attention is the TPU's kernel; else plain masked attention, for other devices.
-        chunk: tokens whose logits exist at once.
-        remat: whether a layer's activations are made again in the backward pass.
-    """
-
-    backend: str = "ring"
-    capacity_factor: float = 1.25
-    dtype: str = "bfloat16"
-    splash: bool = True
-    chunk: int = 1024
-    remat: bool = True
+    gathered: Array = jax.sharding.reshard(weight.astype(like.dtype), P(*(None,) * weight.ndim))
+    return gathered
 
 
 class LayerStats(eqx.Module):
-    """What the routers of all layers did: the next bias, the load of each expert, dropped choices."""
+    """What the routers of all layers did.
+
+    Attributes:
+        bias: quantile-balancing bias for the next step.
+        load: choices per expert.
+        dropped: choices that found no free slot.
+        partition: mean squared log-partition of the router's logits, for its z-loss.
+    """
 
     bias: Float[Array, "*L E"]
     load: Float[Array, "*L E"]
     dropped: Float[Array, "*L"]
+    partition: Float[Array, "*L"]
 
 
 def hidden_states(
-    params: Pod, bias: Float[Array, "L E"], tokens: Int[Array, "B S"], shape: MoeShape, mesh: Mesh, options: PodOptions
+    params: Pod,
+    bias: Float[Array, "L E"],
+    tokens: Int[Array, "B S"],
+    shape: MoeShape,
+    router: RouterPlan,
+    mesh: Mesh,
+    options: PodOptions,
 ) -> tuple[Float[Array, "B S d"], LayerStats]:
     """Return the normalised states before the head, and what the routers did."""
     dtype = jnp.dtype(options.dtype)
@@ -160,18 +153,24 @@ def hidden_states(
         x: Float[Array, "B S d"], inputs: tuple[Layers, Float[Array, " E"], Array]
     ) -> tuple[Float[Array, "B S d"], LayerStats]:
         p, layer_bias, is_global = inputs
-        x = x + _attention(p, p.attention_norm(x), is_global, shape, attend)
+        normed = p.attention_norm(x)
+        with jax.named_scope("attention"):
+            x = x + _attention(p, normed, is_global, shape, attend)
         normed = p.expert_norm(x)
         flat = normed.reshape(-1, shape.hidden, out_sharding=P(BATCH, None))
-        logits = flat.astype(jnp.float32) @ whole(p.router, jnp.zeros((), jnp.float32))
-        chosen, weights, threshold = routed_choice(logits, layer_bias, shape.top_k)
-        outputs, dropped = routed(p.gate_up, p.down, flat, chosen, weights, mesh, options.backend, options.capacity_factor)
+        with jax.named_scope("router"):
+            logits = flat.astype(jnp.float32) @ whole(p.router, jnp.zeros((), jnp.float32))
+            chosen, weights, threshold = routed_choice(logits, layer_bias, shape.top_k, router.weight_sum)
+            next_bias, load = balance(logits, threshold, chosen, shape, mesh)
+            partition = jnp.mean(jax.nn.logsumexp(logits, axis=-1) ** 2)
+        with jax.named_scope("routed"):
+            outputs, dropped = routed(p.gate_up, p.down, flat, chosen, weights, mesh, options)
         outputs = outputs.reshape(x.shape, out_sharding=P(BATCH, None, None))
-        for at in range(shape.shared_experts):
-            gate, up = jnp.split(normed @ whole(p.shared_gate_up[at], x), 2, axis=-1)
-            outputs = outputs + (jax.nn.silu(gate) * up) @ whole(p.shared_down[at], x)
-        next_bias, load = balance(logits, threshold, chosen, shape, mesh)
-        return x + outputs, LayerStats(next_bias, load, dropped)
+        with jax.named_scope("shared"):
+            for at in range(shape.shared_experts):
+                gate, up = jnp.split(normed @ whole(p.shared_gate_up[at], x), 2, axis=-1)
+                outputs = outputs + (jax.nn.silu(gate) * up) @ whole(p.shared_down[at], x)
+        return x + outputs, LayerStats(next_bias, load, dropped, partition)
 
     body = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)(layer) if options.remat else layer
     is_global = np.array([shape.attention.is_global(at, shape.layers) for at in range(shape.layers)])
@@ -180,14 +179,19 @@ def hidden_states(
 
 
 def routed_choice(
-    logits: Float[Array, "T E"], bias: Float[Array, " E"], top_k: int
+    logits: Float[Array, "T E"], bias: Float[Array, " E"], top_k: int, weight_sum: float
 ) -> tuple[Int[Array, "T K"], Float[Array, "T K"], Float[Array, " T"]]:
-    """Return each token's K experts on biased logits, their sigmoid weights, and the (K+1)-th largest biased logit."""
+    """Return each token's K experts by biased logits, their weights, and the (K+1)-th largest biased logit.
+
+    Weights are sigmoids of the unbiased logits, rescaled to `weight_sum` where that is not 0.
+    """
     biased = jax.lax.stop_gradient(logits) + bias
     values, order = jax.lax.top_k(biased, min(top_k + 1, logits.shape[-1]))
     chosen = order[:, :top_k]
     rows = jnp.sum(jax.nn.one_hot(chosen, logits.shape[-1], dtype=logits.dtype) * logits[:, None], axis=-1)
-    return chosen, jax.nn.sigmoid(rows), values[:, -1]
+    # The rescaled sigmoids as a softmax of their logarithms, as in models.router: a ratio of tiny ones has no gradient.
+    weights = weight_sum * jax.nn.softmax(jax.nn.log_sigmoid(rows), axis=-1) if weight_sum else jax.nn.sigmoid(rows)
+    return chosen, weights, values[:, -1]
 
 
 def _attention(
@@ -212,5 +216,6 @@ def _attention(
         y = (wide - along * own).astype(x.dtype)
     y = y.transpose(0, 2, 1, 3)
     if shape.attention.gate:
-        y = y * jax.nn.sigmoid(x @ whole(p.attention_gate, x))[..., None]
+        with jax.named_scope("attention_gate"):
+            y = y * jax.nn.sigmoid(x @ whole(p.attention_gate, x))[..., None]
     return y.reshape(batch, seq, -1, out_sharding=P(BATCH, None, None)) @ whole(p.out, x)

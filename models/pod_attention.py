@@ -1,5 +1,7 @@
 """Attention of a pod: the TPU's splash kernel, or plain masked attention elsewhere."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jaxtyping import Array, Float
 from ladder.shape import MoeShape
 from models.mesh import BATCH
 
+Kernel = Callable[[Array, Array, Array], Array]
 BLOCK = 512  # of queries and keys; sequences shorter than that are one block
 
 
@@ -38,7 +41,8 @@ class Attend:
         window = self._shape.attention.window
         if not window or window >= self._shape.seq_len:
             return self._over(q, k, v, 0)
-        return jax.lax.cond(is_global, lambda: self._over(q, k, v, 0), lambda: self._over(q, k, v, window))
+        mixed: Array = jax.lax.cond(is_global, lambda: self._over(q, k, v, 0), lambda: self._over(q, k, v, window))
+        return mixed
 
     def _over(self, q: Array, k: Array, v: Array, window: int) -> Array:
         kernel = self._kernel(window) if self._splash else self._plain(window)
@@ -49,9 +53,10 @@ class Attend:
         mapped = jax.shard_map(
             jax.vmap(kernel), mesh=self._mesh, in_specs=(split, split, split), out_specs=split, check_vma=False
         )
-        return jax.lax.optimization_barrier(mapped(q, k, v))
+        mixed: Array = jax.lax.optimization_barrier(mapped(q, k, v))
+        return mixed
 
-    def _kernel(self, window: int) -> "object":
+    def _kernel(self, window: int) -> Kernel:
         from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
         seq = self._shape.seq_len
@@ -68,9 +73,10 @@ class Attend:
             block_kv_dq=block,
         )
         mask = splash.MultiHeadMask([one] * self._shape.heads)
-        return splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+        kernel: Kernel = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+        return kernel
 
-    def _plain(self, window: int) -> "object":
+    def _plain(self, window: int) -> Kernel:
         seq, groups = self._shape.seq_len, self._shape.heads // self._shape.kv_heads
         rows, columns = np.arange(seq)[:, None], np.arange(seq)[None]
         mask = (columns <= rows) & ((columns > rows - window) if window else True)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from models.mesh import BATCH
 
+Carry = tuple[Array, Array, Array]
 Sums = tuple[Float[Array, ""], Float[Array, ""]]
 
 
@@ -41,7 +42,7 @@ def _forward(
         if rows % size:
             raise ValueError(f"{rows} tokens of a device do not divide into chunks of {size}")
 
-        def step(carry: tuple[Array, Array, Array], part: tuple[Array, Array]) -> tuple[tuple[Array, ...], Array]:
+        def step(carry: Carry, part: tuple[Array, Array]) -> tuple[Carry, Array]:
             objective, entropy, to_head = carry
             states, labels = part
             logits = (states @ head).astype(jnp.float32)

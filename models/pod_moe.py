@@ -1,5 +1,7 @@
 """Routed experts and their balance on a pod: Levanter's expert-parallel backends, quantiles taken per device."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -10,6 +12,30 @@ from ladder.shape import MoeShape
 from models.mesh import BATCH
 
 
+@dataclass(frozen=True)
+class PodOptions:
+    """How a pod computes what the model says.
+
+    Attributes:
+        backend: of the routed experts, by Levanter's name: scatter (no expert axis, dropless), ring,
+            fixed_all_to_all, ragged_all_to_all.
+        capacity_factor: slots per expert over its mean load, for backends with fixed capacity.
+        dtype: of activations and gathered weights.
+        splash: whether attention is the TPU's kernel; else plain masked attention, for other devices.
+        chunk: tokens whose logits exist at once; 4096 was no better at two widths.
+        remat: whether a layer's activations are made again in the backward pass.
+        accumulation: parts that a step's batch is taken in, one after the other.
+    """
+
+    backend: str = "ring"
+    capacity_factor: float = 1.25
+    dtype: str = "bfloat16"
+    splash: bool = True
+    chunk: int = 1024
+    remat: bool = True
+    accumulation: int = 1
+
+
 def routed(
     gate_up: Float[Array, "E d f2"],
     down: Float[Array, "E f d"],
@@ -17,8 +43,7 @@ def routed(
     chosen: Int[Array, "T K"],
     weights: Float[Array, "T K"],
     mesh: Mesh,
-    backend: str,
-    capacity_factor: float,
+    options: PodOptions,
 ) -> tuple[Float[Array, "T d"], Float[Array, ""]]:
     """Return the weighted outputs of each token's experts and how many choices were dropped."""
     from levanter.grug.grug_moe import moe_mlp
@@ -29,9 +54,9 @@ def routed(
         weights.astype(x.dtype),
         gate_up.astype(x.dtype),
         down.astype(x.dtype),
-        implementation=backend,
+        implementation=options.backend,
         mesh=mesh,
-        capacity_factor=capacity_factor,
+        capacity_factor=options.capacity_factor,
         report_capacity_overflow=True,
     )
     return out, (counts.sender_dropped + counts.receiver_dropped).astype(jnp.float32)

@@ -12,9 +12,10 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ladder.rung import Rung
 from ladder.shape import MoeShape
-from models.mesh import BATCH, shardings
-from models.pod import Pod, PodOptions, hidden_states
+from models.mesh import BATCH, check_mesh, shardings
+from models.pod import LayerStats, Pod, hidden_states
 from models.pod_loss import chunked_loss
+from models.pod_moe import PodOptions
 from models.schedule import wsd
 from models.train import Hyperparams
 
@@ -42,15 +43,17 @@ class PodMetrics(NamedTuple):
     drop_fraction: Float[Array, ""]
 
 
-def abstract_state(shape: MoeShape, mesh: Mesh) -> PodState:
-    """Return the shapes and shardings of a state, for compilation without memory."""
-    params = Pod.shaped(shape)
-    bias = jax.ShapeDtypeStruct((shape.layers, shape.experts), jnp.float32)
-    state = PodState(params, params, params, bias, jax.ShapeDtypeStruct((), jnp.int32))
+def initial_state(shape: MoeShape, seed: Int[Array, ""]) -> PodState:
+    """Return the state before the first step."""
+    params = Pod.init(shape, key=jax.random.key(seed))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return PodState(params, zeros, zeros, jnp.zeros((shape.layers, shape.experts)), jnp.int32(0))
+
+
+def _placed(tree: PyTree, places: PyTree) -> PyTree:
+    """Return the shapes in `tree` with the shardings in `places`."""
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        state,
-        shardings(state, mesh),
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, places
     )
 
 
@@ -74,20 +77,42 @@ def _update(path: Any, w: Array, m: Array, s: Array, adamh_lr: Array, adam_lr: A
     return jnp.where((length > 0) & (after > 0), moved * norm(w) / jnp.where(after > 0, after, 1.0), w)
 
 
-def pod_step(
-    state: PodState, tokens: Int[Array, "B S1"], hyper: Hyperparams, shape: MoeShape, mesh: Mesh, options: PodOptions,
-    z_loss: float,
-) -> tuple[PodState, PodMetrics]:
-    """Return the state after one step on rows of S + 1 tokens."""
+def _gradients(
+    params: Pod, bias: Array, tokens: Int[Array, "B S1"], rung: Rung, mesh: Mesh, options: PodOptions
+) -> tuple[tuple[Array, LayerStats], Pod]:
+    """Return the cross-entropy, what the routers did, and the gradient on one part of a batch."""
 
-    def objective(params: Pod) -> tuple[Array, tuple[Array, Any]]:
-        states, stats = hidden_states(params, state.bias, tokens[:, :-1], shape, mesh, options)
-        flat = states.reshape(-1, shape.hidden, out_sharding=P(BATCH, None))
+    def objective(params: Pod) -> tuple[Array, tuple[Array, LayerStats]]:
+        states, stats = hidden_states(params, bias, tokens[:, :-1], rung.shape, rung.router, mesh, options)
+        flat = states.reshape(-1, rung.shape.hidden, out_sharding=P(BATCH, None))
         labels = tokens[:, 1:].reshape(-1, out_sharding=P(BATCH))
-        total, entropy = chunked_loss(flat, params.head, labels, z_loss, options.chunk, mesh)
-        return total, (entropy, stats)
+        with jax.named_scope("head"):
+            total, entropy = chunked_loss(flat, params.head, labels, rung.optimizer.z_loss, options.chunk, mesh)
+        return total + rung.router.z_loss * jnp.sum(stats.partition), (entropy, stats)
 
-    (_, (loss, stats)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+    (_, found), grads = jax.value_and_grad(objective, has_aux=True)(params)
+    return found, grads
+
+
+def pod_step(
+    state: PodState, tokens: Int[Array, "A B S1"], hyper: Hyperparams, rung: Rung, mesh: Mesh, options: PodOptions
+) -> tuple[PodState, PodMetrics]:
+    """Return the state after one step on A parts of a batch, rows of S + 1 tokens; gradients are means over parts.
+
+    The balance of the next step is the mean of what each part asks for.
+    """
+    parts = tokens.shape[0]
+
+    def part(total: PyTree, tokens: Array) -> tuple[PyTree, None]:
+        found = _gradients(state.params, state.bias, tokens, rung, mesh, options)
+        return jax.tree.map(lambda sum_, new: sum_ + new.astype(sum_.dtype) / parts, total, found), None
+
+    if parts == 1:
+        (loss, stats), grads = _gradients(state.params, state.bias, tokens[0], rung, mesh, options)
+    else:
+        shapes = jax.eval_shape(lambda: _gradients(state.params, state.bias, tokens[0], rung, mesh, options))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32, device=leaf.sharding), shapes)
+        ((loss, stats), grads), _ = jax.lax.scan(part, zeros, tokens)
     norm = jnp.sqrt(sum(jnp.sum(g.astype(jnp.float32) ** 2) for g in jax.tree.leaves(grads)))
     scale = jnp.minimum(1.0, hyper.clip_norm / jnp.maximum(norm, 1e-12))
     updates = state.step + 1
@@ -103,26 +128,27 @@ def pod_step(
         mean,
         square,
     )
-    choices = tokens[:, 1:].size * shape.top_k
+    choices = tokens[0, :, 1:].size * rung.shape.top_k
     after = PodState(params, mean, square, stats.bias, state.step + 1)
     return after, PodMetrics(loss, norm, jnp.mean(stats.dropped) / choices)
 
 
-def lower_step(rung: Rung, mesh: Mesh, options: PodOptions, batch_seqs: int) -> Any:
-    """Return the step of `rung` on `mesh` with `batch_seqs` sequences at once, lowered and ready to be compiled."""
-    shape = rung.shape
-    state = abstract_state(shape, mesh)
+def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
+    """Return the whole step of `rung` on `mesh`, lowered and ready to be compiled."""
+    check_mesh(rung.shape, mesh, rung.batch_seqs // options.accumulation)
+    state: Any = jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0)))
+    state = _placed(state, shardings(state, mesh))
     everywhere = NamedSharding(mesh, P())
-    tokens = jax.ShapeDtypeStruct(
-        (batch_seqs, shape.seq_len + 1), jnp.int32, sharding=NamedSharding(mesh, P(BATCH, None))
-    )
-    scalars = Hyperparams(*(jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere) for _ in Hyperparams._fields))
-    hyper = scalars._replace(steps=jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere))
+    dims = (options.accumulation, rung.batch_seqs // options.accumulation, rung.shape.seq_len + 1)
+    tokens = jax.ShapeDtypeStruct(dims, jnp.int32, sharding=NamedSharding(mesh, P(None, BATCH, None)))
+    hyper: Any = jax.eval_shape(lambda: Hyperparams.of(rung))
+    hyper = _placed(hyper, jax.tree.map(lambda _: everywhere, hyper))
 
     def step(state: PodState, tokens: Array, hyper: Hyperparams) -> tuple[PodState, PodMetrics]:
-        return pod_step(state, tokens, hyper, shape, mesh, options, rung.optimizer.z_loss)
+        return pod_step(state, tokens, hyper, rung, mesh, options)
 
-    out = (jax.tree.map(lambda leaf: leaf.sharding, state), PodMetrics(everywhere, everywhere, everywhere))
+    metrics: Any = [everywhere] * len(PodMetrics._fields)
+    out = (jax.tree.map(lambda leaf: leaf.sharding, state), PodMetrics(*metrics))
     with jax.set_mesh(mesh):
         return jax.jit(step, donate_argnums=0, out_shardings=out).lower(state, tokens, hyper)
 

@@ -135,12 +135,13 @@ def test_kernels_count_by_their_estimates_or_are_named() -> None:
     lines = (
         '%k = f32[8,16] custom-call(%a), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":\n'
         '{"body":"x","cost_estimate":{"flops":1234,"transcendentals":0,"bytes_accessed":99}}}\n'
-        '  %u = f32[8,16] custom-call(%k), custom_call_target="tpu_custom_call", metadata={op_name="splash/fwd"}\n'
-        '  ROOT %f = f32[8,16] copy(%u), backend_config={"window_config":{"estimated_cycles":"77"}}'
+        '  %splash_fwd.2 = f32[8,16] custom-call(%k), custom_call_target="tpu_custom_call", frontend_attributes={m={\n'
+        '"block": "512"\n}}, metadata={op_name="splash"}\n'
+        '  ROOT %f = f32[8,16] copy(%splash_fwd.2), backend_config={"window_config":{"estimated_cycles":"77"}}'
     )
     costs = count_costs(one_line(lines))
     assert costs.kernel_flops == 1234
-    assert dict(costs.kernels) == {"splash/fwd": 1}
+    assert dict(costs.kernels) == {"splash_fwd": 1}
     assert costs.cycles == 77
     assert costs.bytes >= 2 * 8 * 16 * 4
 
