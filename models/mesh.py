@@ -28,6 +28,9 @@ SPECS: dict[str, P] = {
     "value": P(None, "data", "expert"),
     "out": P(None, "expert", "data"),
     "router": P(None, "data", None),
+    "attention_gate": P(None, "data", None),
+    "gate_in": P(None, "data", "expert"),
+    "gate_out": P(None, "expert", "data"),
     "gate_up": P(None, "expert", "data", None),
     "down": P(None, "expert", None, "data"),
     "shared_gate_up": P(None, None, "data", "expert"),
@@ -62,9 +65,9 @@ def check_mesh(shape: MoeShape, mesh: Mesh, batch_seqs: int) -> None:
 
 
 def spec_of(path: Any, leaf: Any) -> P:
-    """Return where the leaf at `path` lives; the same for its moments. Vectors are replicated."""
-    name = next((key.name for key in reversed(path) if getattr(key, "name", "") in SPECS), "")
-    return SPECS[name] if name and len(SPECS[name]) == leaf.ndim else P(*(None,) * leaf.ndim)
+    """Return where the leaf at `path` lives, the same for its moments. Vectors, and gates outside layers, are replicated."""
+    spec = SPECS.get(getattr(path[-1], "name", "")) if path else None
+    return spec if spec is not None and len(spec) == leaf.ndim else P(*(None,) * leaf.ndim)
 
 
 def fitting(spec: P, dims: Sequence[int], mesh: Mesh) -> P:
