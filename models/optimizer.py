@@ -123,7 +123,7 @@ def adamh(groups: PyTree) -> optax.GradientTransformationExtraArgs:
 
         # The barrier has the directions computed once; else each of the sums below would do so again.
         moments = zip(jax.tree.leaves(mean), jax.tree.leaves(square), strict=True)
-        along: list[Array] = jax.lax.optimization_barrier(  # type: ignore[no-untyped-call]
+        along: list[Array] = jax.lax.optimization_barrier(
             [(m / unbias1) / (jnp.sqrt(s / unbias2) + rates.epsilon) for m, s in moments]
         )
         kinds, structure = jax.tree.flatten(groups)
