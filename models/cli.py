@@ -9,8 +9,10 @@ import typer
 
 from ladder.errors import UnusableError
 from ladder.units import format_count, format_flops
+from models.cli_compile import compile_command
 
 app = typer.Typer(no_args_is_help=True, help="Train the rungs of a ladder.")
+app.command("compile")(compile_command)
 
 StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
