@@ -11,7 +11,6 @@ from ladder.cli_diff import diff
 from ladder.cli_next import next_rungs
 from ladder.cli_plan import plan
 from ladder.cli_table import print_ladder
-from ladder.errors import InputError
 from ladder.units import format_percent
 
 app = typer.Typer(no_args_is_help=True, help="Plan ladders of compute-matched configurations; nothing is spent.")
