@@ -13,6 +13,7 @@ from ladder.cost import cost_of
 from ladder.errors import InputError
 from ladder.export import levanter_config, save_levanter, save_table
 from ladder.generate import plan_isoflop
+from ladder.hardware import layout_on
 from ladder.recipe import recipe_named
 from ladder.rung import Ladder
 
@@ -38,6 +39,25 @@ def test_costs_add_up(ladder: Ladder, tmp_path: Path) -> None:
     assert found.wall_hours(1) == pytest.approx(sum(placement.hours for _, placement in found.rungs))
     with pytest.raises(InputError, match="memory only"):
         cost_of(ladder, CHIPS["h100"])
+
+
+@pytest.mark.parametrize("name", ["h100", "gb200"])
+def test_gpus_have_a_memory_table(ladder: Ladder, tmp_path: Path, name: str) -> None:
+    path, chip = tmp_path / "L.json", CHIPS[name]
+    ladder.save(path)
+    printed = json.loads(CliRunner().invoke(app, ["cost", str(path), "--chip", name, "--json"]).output)
+    assert printed["source"] == chip.source
+    assert len(printed["rungs"]) == 31
+    parts = ("parameters", "optimizer", "gradients", "activations", "weights", "logits")
+    for row, rung in zip(printed["rungs"], ladder.rungs, strict=True):
+        assert sum(row[part] for part in parts) == pytest.approx(row["gib_per_device"], abs=0.04)
+        assert row["gib_per_device"] <= chip.usable_gib
+        assert rung.batch_seqs % row["devices"] == 0
+        if row["devices"] > 1:  # half as many do not hold it
+            assert layout_on(rung, chip, row["devices"] // 2) is None
+    text = CliRunner().invoke(app, ["cost", str(path), "--chip", name]).output
+    assert "NVIDIA data sheet" in text
+    assert "GiB usable per device" in CliRunner().invoke(app, ["cost", str(path)]).output
 
 
 def test_tables_keep_every_digit(ladder: Ladder, tmp_path: Path) -> None:
