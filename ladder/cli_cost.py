@@ -26,12 +26,18 @@ def cost(
     price: Annotated[float, typer.Option(min=0, help="Price of a chip-hour.")] = 0.0,
     mfu: Annotated[float, typer.Option(help="Share of peak FLOP/s assumed.")] = 0.2,
     days: Annotated[float, typer.Option(help="Longest run; larger slices are used until it ends in time.")] = 30.0,
+    slice_: Annotated[
+        str | None,
+        typer.Option(
+            "--slice", help="Every rung on this slice, instead of the smallest that holds it.", metavar="SLICE"
+        ),
+    ] = None,
     slices: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Estimate slice, memory, time and cost of every rung; for GPUs, devices and memory.
 
-    Example: foretell ladder cost study/ladder.json --chip v5p --price 4.2
+    Example: foretell ladder cost study/ladder.json --chip v5p --slice v5p:4x4x4 --price 4.2
     """
     from ladder.chips import chip_named
     from ladder.cost import cost_of, memory_of
@@ -46,7 +52,7 @@ def cost(
             _print(memory.rows(), [name for name in memory.rows()[0] if name != "rung_id"])
             typer.echo(memory.statement())
         return
-    found = cost_of(value, kind, mfu=mfu, price=price, days=days)
+    found = cost_of(value, kind, mfu=mfu, price=price, days=days, topology=slice_)
     if as_json:
         totals = {
             "chip": found.chip.name,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ladder.chips import GIB, Chip
 from ladder.errors import InputError
-from ladder.hardware import DEFAULT_MFU, Layout, Placement, layout_on, smallest_slice
+from ladder.hardware import DEFAULT_MFU, Layout, Placement, layout_on, place_on, smallest_slice
 from ladder.rung import Ladder, Rung
 from ladder.units import format_duration
 
@@ -136,11 +136,19 @@ class LadderCost:
 
 
 def cost_of(
-    ladder: Ladder, chip: Chip, *, mfu: float = DEFAULT_MFU, price: float = 0.0, days: float = DEFAULT_DAYS
+    ladder: Ladder,
+    chip: Chip,
+    *,
+    mfu: float = DEFAULT_MFU,
+    price: float = 0.0,
+    days: float = DEFAULT_DAYS,
+    topology: str | None = None,
 ) -> LadderCost:
     """Return every rung of `ladder` on the smallest slice of `chip` that holds it and ends a run within `days`.
 
-    Raises InputError when no slice does, and for a chip that has only a memory table or a negative price.
+    With `topology`, every rung is on that slice, however long it takes. Raises InputError when no slice does, when the
+    slice does not exist, does not hold a rung or a batch does not divide over it, and for a chip that has only a memory
+    table or a negative price.
     """
     if not chip.slices:
         raise InputError(
@@ -148,4 +156,18 @@ def cost_of(
         )
     if not 0 <= price < float("inf") or not days > 0:
         raise InputError(f"price={price} must not be negative and days={days} must be positive.")
-    return LadderCost(chip, mfu, price, tuple((rung, smallest_slice(rung, chip, mfu, days)) for rung in ladder.rungs))
+    if topology is not None:
+        placed = tuple((rung, _on(rung, chip, topology, mfu)) for rung in ladder.rungs)
+    else:
+        placed = tuple((rung, smallest_slice(rung, chip, mfu, days)) for rung in ladder.rungs)
+    return LadderCost(chip, mfu, price, placed)
+
+
+def _on(rung: Rung, chip: Chip, topology: str, mfu: float) -> Placement:
+    found = place_on(rung, chip, topology, mfu)
+    if found is None:
+        raise InputError(
+            f"{rung.name} does not fit on {topology}, not with one sequence a device at a time; use a larger slice, or "
+            "leave --slice out to see the smallest that holds it."
+        )
+    return found

@@ -18,6 +18,7 @@ from ladder.rung import Ladder, Role, Rung
 from ladder.sizing import make_rung
 from ladder.units import format_count, format_flops, format_percent
 
+MAX_SERVED_TOKENS = 10**17  # far more than any model has served; a number beyond it is in FLOPs
 TOLERANCE = 0.0025  # of the loss: near-optimal as DeepSeek LLM (2024) and Ling (2025) have it
 FULL = FlopConvention.MATMUL_FULL  # what a served token costs includes the head
 
@@ -59,6 +60,8 @@ def near_optimal(
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance} is a share of the loss, such as 0.0025 for 0.25 %.")
+    if not 0 <= serving_tokens <= MAX_SERVED_TOKENS:
+        raise InputError(f"{serving_tokens:.3g} tokens served is more than any model serves; is that number in FLOPs?")
     if budget <= 0:
         raise InputError("budgets must be positive and at least one, such as 3e18.")
     found = _trained(recipe, budget, law)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -39,6 +40,23 @@ def test_costs_add_up(ladder: Ladder, tmp_path: Path) -> None:
     assert found.wall_hours(1) == pytest.approx(sum(placement.hours for _, placement in found.rungs))
     with pytest.raises(InputError, match="memory only"):
         cost_of(ladder, CHIPS["h100"])
+
+
+def test_the_slice_at_hand_is_used_or_refused(ladder: Ladder, tmp_path: Path) -> None:
+    path = tmp_path / "L.json"
+    small = Ladder("small", ladder.rungs[:3], ladder.provenance)
+    small.save(path)
+
+    def cost(topology: str) -> Any:
+        return CliRunner().invoke(app, ["cost", str(path), "--slice", topology, "--json"])
+
+    rows = json.loads(cost("v5p:2x2x4").output)["rungs"]
+    assert {(row["slice"], row["chips"]) for row in rows} == {("v5p:2x2x4", 16)}
+    assert "slice 'v5p:3x3x3' does not exist; those of v5p" in str(cost("v5p:3x3x3").exception)
+    assert "does not divide over 512 devices of v5p" in str(cost("v5p:8x8x8").exception)
+    big = Ladder("big", ladder.rungs[-1:], ladder.provenance)
+    with pytest.raises(InputError, match="1e23-d5376 does not fit on v5p:2x2x1"):
+        cost_of(big, CHIPS["v5p"], topology="v5p:2x2x1")
 
 
 @pytest.mark.parametrize("name", ["h100", "gb200"])
