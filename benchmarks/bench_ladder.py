@@ -9,6 +9,7 @@ that costs as much.
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,9 +26,10 @@ PLAN_SECONDS, CANDIDATE_SECONDS = 1.0, 3.0  # what the planner promises
 CANDIDATES = 10_000
 
 
-def _seconds(arguments: list[str], bytecode: str) -> float:
+def _seconds(arguments: list[str], bytecode: str) -> tuple[float, float]:
+    """Return wall and CPU seconds of one interpreter."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    started = time.perf_counter()
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [sys.executable, *arguments],
         check=True,
@@ -35,11 +37,14 @@ def _seconds(arguments: list[str], bytecode: str) -> float:
         cwd=ROOT,
         env={**kept, "PYTHONPYCACHEPREFIX": bytecode},
     )
-    return time.perf_counter() - started
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def plan_times(repetitions: int) -> tuple[list[float], list[float], float]:
-    """Return wall seconds of planning the default ladder and of a bare interpreter, alternating, and of the first plan.
+def plan_times(
+    repetitions: int,
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]], tuple[float, float]]:
+    """Return (wall, CPU) seconds of planning the default ladder and of a bare interpreter, alternating, and the first.
 
     The first plan compiles everything and is not among the others.
     """
@@ -69,9 +74,9 @@ def imported_by_planning() -> list[str]:
     return [str(name) for name in json.loads(done.stdout.splitlines()[-1].replace("'", '"'))]
 
 
-def candidate_seconds() -> float:
-    """Return seconds for 10,000 shapes of all recipes with counts and FLOPs under every convention."""
-    started = time.perf_counter()
+def candidate_seconds() -> tuple[float, float]:
+    """Return (wall, CPU) seconds for 10,000 shapes of all recipes with counts and FLOPs under every convention."""
+    started, cpu = time.perf_counter(), time.process_time()
     made = 0
     while made < CANDIDATES:
         for recipe in RECIPES.values():
@@ -81,7 +86,8 @@ def candidate_seconds() -> float:
                 for convention in FlopConvention:
                     training_flops_per_token(shape, convention)
                 made += 1
-    return (time.perf_counter() - started) * CANDIDATES / made
+    share = CANDIDATES / made
+    return (time.perf_counter() - started) * share, (time.process_time() - cpu) * share
 
 
 def main() -> int:
@@ -91,18 +97,23 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=7)
     arguments = parser.parse_args()
     planned, bare, first = plan_times(arguments.repetitions)
-    fastest = min(planned)
-    candidates, heavy = candidate_seconds(), imported_by_planning()
+    walls, starts = [wall for wall, _ in planned], [wall for wall, _ in bare]
+    fastest = min(walls)
+    (candidates, candidates_cpu), heavy = candidate_seconds(), imported_by_planning()
     result = {
         "plan_seconds": round(fastest, 3),
-        "plan_seconds_median": round(statistics.median(planned), 3),
-        "plan_seconds_worst": round(max(planned), 3),
-        "first_plan_seconds": round(first, 3),
-        "interpreter_seconds": round(statistics.median(bare), 3),
-        "plan_over_interpreter": round(statistics.median(p / b for p, b in zip(planned, bare, strict=True)), 1),
+        "plan_seconds_median": round(statistics.median(walls), 3),
+        "plan_seconds_worst": round(max(walls), 3),
+        "plan_cpu_seconds": round(min(cpu for _, cpu in planned), 3),
+        "plan_cpu_seconds_median": round(statistics.median(cpu for _, cpu in planned), 3),
+        "first_plan_seconds": round(first[0], 3),
+        "interpreter_seconds": round(statistics.median(starts), 3),
+        "plan_over_interpreter": round(statistics.median(p / b for p, b in zip(walls, starts, strict=True)), 1),
         "candidates": CANDIDATES,
         "candidate_seconds": round(candidates, 3),
+        "candidate_cpu_seconds": round(candidates_cpu, 3),
         "heavy_imports": heavy,
+        "load_average": round(os.getloadavg()[0], 1),
     }
     print(json.dumps(result))
     return int(fastest >= PLAN_SECONDS or candidates >= CANDIDATE_SECONDS or bool(heavy))

@@ -12,7 +12,10 @@ from ladder.flops import FlopConvention
 from ladder.rung import Rung
 from ladder.shape import MoeShape
 
-DEFAULT_MFU = 0.20  # assumed; three published Marin MoE runs on v4 and v5p had 14 to 21 % (forward terms x 3)
+# Assumed. One figure is published: 14.23 % of Marin's 1e23 run on v4 (issue #4697). Two more are derived here from
+# published tokens per second on a v5p-8 and this study's roofline of the compiled step: 27 % / 1.83 = 15 % at d512 and
+# 29 % / 1.40 = 21 % at d1024, other code and another layout than theirs.
+DEFAULT_MFU = 0.20
 HEADROOM = 0.95  # of the compiler's limit, for what the estimate does not see
 CHUNK = 1024  # tokens whose logits exist at once, in f32
 DENSE_COPIES, ROUTED_COPIES = 14, 4  # bf16 tensors live in one layer's backward; set on compiled d5120 and d6144 steps
@@ -112,19 +115,26 @@ class Placement:
         return self.hours * self.chips * self.runs
 
 
-def place_on(rung: Rung, chip: Chip, topology: str, mfu: float = DEFAULT_MFU) -> Placement | None:
-    """Return `rung` on the slice, with as few accumulation steps as fit; None when it does not fit.
+@dataclass(frozen=True)
+class Layout:
+    """How a rung lies on some devices: sequences at a time, how often per step, expert axis, memory, bytes received."""
 
-    Raises InputError when the slice does not exist, the batch does not divide over its devices, or `mfu` is no share.
+    seqs: int
+    accumulation: int
+    expert_axis: int
+    memory: Memory
+    wire: float
+
+
+def layout_on(rung: Rung, chip: Chip, devices: int) -> Layout | None:
+    """Return the layout with as few accumulation steps, then bytes received, as fits; None when none fits.
+
+    Raises InputError when the batch does not divide over the devices.
     """
-    if not 0 < mfu <= 1:
-        raise InputError(f"mfu={mfu} must be above 0 and at most 1; measured runs have 0.1 to 0.5.")
-    chips = chip.chips_in(topology)
-    devices = chips * chip.devices
     if rung.batch_seqs % devices:
         raise InputError(
-            f"{rung.name}: a batch of {rung.batch_seqs} sequences does not divide over the {devices} devices of "
-            f"{topology}; use a smaller slice, or another batch."
+            f"{rung.name}: a batch of {rung.batch_seqs} sequences does not divide over {devices} devices of "
+            f"{chip.name}; use a smaller slice, or another batch."
         )
     share, shape, counts = rung.batch_seqs // devices, rung.shape, rung.counts
     axes = [axis for axis in EXPERT_AXES if axis == 1 or (shape.experts % axis == 0 and shape.experts >= axis)]
@@ -136,19 +146,42 @@ def place_on(rung: Rung, chip: Chip, topology: str, mfu: float = DEFAULT_MFU) ->
         }
         for axis in sorted(wires, key=lambda axis: wires[axis]):
             memory = memory_per_device(rung, devices, seqs, expert_axis=axis)
-            if memory.total > HEADROOM * chip.usable_gib * GIB:
-                continue
-            repeats = share // seqs
-            per_step = rung.training_flops(FlopConvention.MATMUL_FULL) / rung.steps
-            times = {
-                "compute": per_step / (chips * chip.peak_flops * mfu),
-                "interconnect": repeats * wires[axis] * chip.devices / chip.ring_bytes_per_s,
-                "memory": 28 * counts.total / (chips * chip.hbm_bytes_per_s),  # read p, m, v, g; write p, m, v in f32
-            }
-            bound = max(times, key=lambda name: times[name])
-            hours = times[bound] * rung.steps / 3600
-            return Placement(topology, chips, seqs, repeats, axis, memory, times[bound], bound, hours, len(rung.seeds))
+            if memory.total <= HEADROOM * chip.usable_gib * GIB:
+                return Layout(seqs, share // seqs, axis, memory, wires[axis])
     return None
+
+
+def place_on(rung: Rung, chip: Chip, topology: str, mfu: float = DEFAULT_MFU) -> Placement | None:
+    """Return `rung` on the slice, with as few accumulation steps as fit; None when it does not fit.
+
+    Raises InputError when the slice does not exist, the batch does not divide over its devices, or `mfu` is no share.
+    """
+    if not 0 < mfu <= 1:
+        raise InputError(f"mfu={mfu} must be above 0 and at most 1; measured runs have 0.1 to 0.5.")
+    chips = chip.chips_in(topology)
+    found = layout_on(rung, chip, chips * chip.devices)
+    if found is None:
+        return None
+    per_step = rung.training_flops(FlopConvention.MATMUL_FULL) / rung.steps
+    times = {
+        "compute": per_step / (chips * chip.peak_flops * mfu),
+        "interconnect": found.accumulation * found.wire * chip.devices / chip.ring_bytes_per_s,
+        # read p, m, v, g; write p, m, v in f32
+        "memory": 28 * rung.counts.total / (chips * chip.hbm_bytes_per_s),
+    }
+    bound = max(times, key=lambda name: times[name])
+    return Placement(
+        topology=topology,
+        chips=chips,
+        seqs=found.seqs,
+        accumulation=found.accumulation,
+        expert_axis=found.expert_axis,
+        memory=found.memory,
+        step_s=times[bound],
+        bound=bound,
+        hours=times[bound] * rung.steps / 3600,
+        runs=len(rung.seeds),
+    )
 
 
 def smallest_slice(rung: Rung, chip: Chip, mfu: float = DEFAULT_MFU, days: float = float("inf")) -> Placement:

@@ -132,7 +132,7 @@ HOFFMANN = Surface(1.69, 406.4, 0.34, 410.7, 0.28, "active_params", "hoffmann202
 BESIROGLU = Surface(
     1.8172, 482.01, 0.3478, 2085.43, 0.3658, "active_params", "besiroglu2024 (dense)", *_CHINCHILLA_RANGE
 )
-_WRITTEN = re.compile(r"^([0-9.]+(?:e[+-]?[0-9]+)?) ?\* ?C ?\^ ?([0-9.]+)$", re.IGNORECASE)
+_WRITTEN = re.compile(r"^([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?) ?\* ?C ?\^ ?([0-9]+(?:\.[0-9]+)?)$", re.IGNORECASE)
 PUBLISHED = ("recipe", "hoffmann2022", "besiroglu2024", "ludziejewski2025")
 
 
@@ -158,6 +158,10 @@ def optima_named(text: str, recipe: AbstractRecipe) -> AbstractOptima:
             return ludziejewski(recipe.shape(recipe.widths()[0]).experts)
     if written := _WRITTEN.match(text.strip()):
         coefficient, exponent = float(written[1]), float(written[2])
+        if not (0 < coefficient < math.inf and 0 < exponent < 1):
+            raise InputError(
+                f"{text!r} is no path of sizes: its coefficient is positive, its exponent between 0 and 1."
+            )
         source = f"N* = {text.strip()} as given, with the curvature of Marin's v16 sweep"
         size = "nonembedding_active_params"
         return OptimumPath(lambda c: coefficient * c**exponent, V16_CURVATURE, size, source, (0.0, math.inf))

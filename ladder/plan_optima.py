@@ -18,6 +18,8 @@ from ladder.rung import Ladder, Role, Rung
 from ladder.sizing import make_rung
 from ladder.units import format_count, format_flops, format_percent
 
+MAX_SERVED_TOKENS = 10**17  # far more than any model has served; a number beyond it is in FLOPs
+MAX_RATIO = 1e6  # tokens per parameter; a number beyond it counts tokens
 TOLERANCE = 0.0025  # of the loss: near-optimal as DeepSeek LLM (2024) and Ling (2025) have it
 FULL = FlopConvention.MATMUL_FULL  # what a served token costs includes the head
 
@@ -59,6 +61,8 @@ def near_optimal(
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance={tolerance} is a share of the loss, such as 0.0025 for 0.25 %.")
+    if not 0 <= serving_tokens <= MAX_SERVED_TOKENS:
+        raise InputError(f"{serving_tokens:.3g} tokens served is more than any model serves; is that number in FLOPs?")
     if budget <= 0:
         raise InputError("budgets must be positive and at least one, such as 3e18.")
     found = _trained(recipe, budget, law)
@@ -185,8 +189,8 @@ def ratio_rung(recipe: AbstractRecipe, hidden: int, ratio: float, role: Role, se
 
     N is as the published ratios have it: active, without embedding, head, gates and norms (marin issue #8435).
     """
-    if not ratio > 0:
-        raise InputError(f"tokens per parameter must be positive, found {ratio:g}.")
+    if not 0 < ratio <= MAX_RATIO:
+        raise InputError(f"tokens per parameter must be positive and at most {MAX_RATIO:g}, found {ratio:g}.")
     shape = recipe.shape(hidden)
     tokens = ratio * count_params(shape).without_gates_and_norms().nonembedding_active
     budget = round(training_flops_per_token(shape, recipe.flop_convention) * tokens)

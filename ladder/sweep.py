@@ -16,6 +16,8 @@ from ladder.sizing import LR_MULTIPLE, make_rung
 from ladder.units import format_flops
 
 SEEDS = "seeds"
+MAX_SEEDS = 1000
+MAX_VALUE = 1e6  # of any axis: multiples and numbers beyond it are slips
 
 
 def _lr(rung: Rung, multiple: float) -> Mapping[str, float]:
@@ -97,6 +99,8 @@ def plan_around(recipe: AbstractRecipe, rung: Rung, axes: Mapping[str, Sequence[
     seeds = axes.get(SEEDS, (len(rung.seeds),))
     if len(seeds) != 1:
         raise InputError("seeds takes one value, how many runs to make of the rung itself, such as seeds=3.")
+    if not 1 <= seeds[0] <= MAX_SEEDS:
+        raise InputError(f"seeds={seeds[0]:g} must be from 1 to {MAX_SEEDS}.")
     runs = tuple(range(_whole(SEEDS, seeds[0], seeds[0])))
     centre = make_rung(recipe, rung.budget, rung.shape.hidden, overrides=by_hand, corpus_tokens=rung.corpus_tokens)
     if centre.rung_id != rung.rung_id:
@@ -113,8 +117,8 @@ def plan_around(recipe: AbstractRecipe, rung: Rung, axes: Mapping[str, Sequence[
         if axis in SPARSITY and rung.shape.dense:
             raise InputError(f"{axis} cannot be varied: rung {rung.name} is dense.")
         for value in values:
-            if not 0 <= value < float("inf"):
-                raise InputError(f"{axis}={value:g} must be a number that is not negative.")
+            if not (0 < value <= MAX_VALUE or (axis == "shared_share" and value == 0)):
+                raise InputError(f"{axis}={value:g} must be positive and at most {MAX_VALUE:g}.")
             made = make_rung(
                 recipe,
                 rung.budget,

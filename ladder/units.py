@@ -6,10 +6,11 @@ wherever it appears. Parsing is exact: ``1e23`` is the integer 10**23, not the n
 
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, Overflow
 
 from ladder.errors import InputError
 
+LARGEST = Decimal(10) ** 30  # a million times the largest training run there is; beyond it an exponent is mistyped
 _SUFFIX = {"": 0, "k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 _QUANTITY = re.compile(r"^\s*([+-]?[0-9_]*\.?[0-9_]+(?:[eE][+-]?[0-9]+)?)\s*([kKMBGT]?)\s*([A-Za-z/ ]*)$")
 
@@ -22,7 +23,8 @@ def parse_quantity(text: str, what: str = "value", unit: str = "") -> int:
     >>> parse_quantity("1e23") == 10**23, parse_quantity("1.5T tokens", unit="tokens")
     (True, 1500000000000)
 
-    Raises InputError when the text is no number, is not a whole number, is not positive, or names another unit.
+    Raises InputError when the text is no number, is not a whole number, is not positive, is beyond 1e30, or names
+    another unit.
     """
     match = _QUANTITY.match(text)
     if match is None:
@@ -33,10 +35,12 @@ def parse_quantity(text: str, what: str = "value", unit: str = "") -> int:
         raise InputError(f"{what}={text!r} is given in {word!r}, expected {unit or 'a plain number'}.")
     try:
         value = Decimal(number.replace("_", "")) * (Decimal(10) ** _SUFFIX[suffix])
-    except InvalidOperation:
+    except (InvalidOperation, Overflow):
         raise InputError(f"{what}={text!r} is not a number; write it as 3e18, 23B or 1500000.") from None
     if value <= 0:
         raise InputError(f"{what}={text!r} must be positive.")
+    if value > LARGEST:
+        raise InputError(f"{what}={text!r} is beyond anything that can be trained; check its exponent.")
     if value != value.to_integral_value():
         raise InputError(f"{what}={text!r} is not a whole number.")
     return int(value)

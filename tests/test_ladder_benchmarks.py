@@ -3,12 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import convention_sensitivity, readme_tables
+from fits.fit import fit
+from fits.spec import FitSpec
 from ladder.errors import InputError
+from ladder.optima import optima_named
+from ladder.plan_optima import plan_at_optima
+from ladder.recipe import recipe_named
+from ladder.runs import RunTable
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -42,3 +49,33 @@ def test_conventions_bend_the_exponents() -> None:
     assert exponents["relabelled"] == pytest.approx(exponents["full"], abs=0.001)
     assert exponents["no_head"] < exponents["full"] < exponents["mixed"]
     assert frame["full"].gt(frame["no_head"]).all()
+
+
+@pytest.mark.skipif(not (DATA / "marin_moe").is_dir(), reason="the public data are not beside the checkout")
+def test_a_fit_of_the_published_sweep_plans_the_published_sizes(tmp_path: Path) -> None:
+    frame = convention_sensitivity.runs(DATA)
+    rows = frame.assign(
+        run_id=[f"r{index}" for index in range(len(frame))],
+        recipe="marin-moe-v16",
+        status="finished",
+        compute=frame["no_head"],
+        flop_convention="MATMUL_NO_HEAD",
+        nonembedding_active_params=frame["size"],
+        metric="paloma/macro",
+        loss_unit="nats_per_token",
+    )
+    table = RunTable.of(rows.drop(columns=["hidden", "size", "no_head", "full"]))
+    v16 = recipe_named("marin-moe-v16")
+    for law in ("power-law", "chinchilla"):
+        result = fit(replace(FitSpec.of(law, "paloma/macro"), resamples=0), table)
+        assert result.usable, result.message
+        result.save(tmp_path / f"{law}.json")
+        optima = optima_named(str(tmp_path / f"{law}.json"), v16)
+        plan = plan_at_optima(v16, [10**20], optima, held_out=[10**21])
+        best, far = plan.rungs
+        assert best.shape.hidden in (
+            1536,
+            1792,
+        )  # published: d1536 had the smallest loss, d1792 and d2048 within 0.75 %
+        assert far.shape.hidden in (2304, 2560, 2816)  # published: d2560
+        assert "fitted" in plan.remarks[-1]

@@ -58,6 +58,13 @@ def test_overrides_and_epochs_show_in_the_table(tmp_path: Path) -> None:
         (["--budget", "3e18", "--corpus", "3e18"], "is that number in FLOPs"),
         (["--budget", "3e18", "--corpus", "3e12 FLOPs"], "given in 'FLOPs', expected tokens"),
         (["--budget", "3e18", "--override", "layers=48"], "BUDGET:FIELD=VALUE"),
+        (
+            ["--held-out", "1e23", "--override", "1e23:hidden=5000"],
+            "not a positive multiple of .* head_dim=128; use 5120",
+        ),
+        (["--held-out", "1e23", "--override", "1e23:top_k=65"], "top_k=65 is larger than experts=64; use at most 64"),
+        (["--held-out", "1e23", "--override", "1e23:batch_seqs=0"], "must be positive"),
+        (["--held-out", "1e23", "--override", "1e23:tokens=3e18"], "more than 2 % off the budget"),
         (["--recipe", "marin-moe-v17"], "unknown recipe 'marin-moe-v17'; known: .*marin-moe-v16"),
         (["--budget", "1e21", "--held-out", "1e20"], "not above the largest fit budget"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from ladder.cost import cost_of
 from ladder.errors import InputError
 from ladder.export import levanter_config, save_levanter, save_table
 from ladder.generate import plan_isoflop
+from ladder.hardware import layout_on
 from ladder.recipe import recipe_named
 from ladder.rung import Ladder
 
@@ -38,6 +40,42 @@ def test_costs_add_up(ladder: Ladder, tmp_path: Path) -> None:
     assert found.wall_hours(1) == pytest.approx(sum(placement.hours for _, placement in found.rungs))
     with pytest.raises(InputError, match="memory only"):
         cost_of(ladder, CHIPS["h100"])
+
+
+def test_the_slice_at_hand_is_used_or_refused(ladder: Ladder, tmp_path: Path) -> None:
+    path = tmp_path / "L.json"
+    small = Ladder("small", ladder.rungs[:3], ladder.provenance)
+    small.save(path)
+
+    def cost(topology: str) -> Any:
+        return CliRunner().invoke(app, ["cost", str(path), "--slice", topology, "--json"])
+
+    rows = json.loads(cost("v5p:2x2x4").output)["rungs"]
+    assert {(row["slice"], row["chips"]) for row in rows} == {("v5p:2x2x4", 16)}
+    assert "slice 'v5p:3x3x3' does not exist; those of v5p" in str(cost("v5p:3x3x3").exception)
+    assert "does not divide over 512 devices of v5p" in str(cost("v5p:8x8x8").exception)
+    big = Ladder("big", ladder.rungs[-1:], ladder.provenance)
+    with pytest.raises(InputError, match="1e23-d5376 does not fit on v5p:2x2x1"):
+        cost_of(big, CHIPS["v5p"], topology="v5p:2x2x1")
+
+
+@pytest.mark.parametrize("name", ["h100", "gb200"])
+def test_gpus_have_a_memory_table(ladder: Ladder, tmp_path: Path, name: str) -> None:
+    path, chip = tmp_path / "L.json", CHIPS[name]
+    ladder.save(path)
+    printed = json.loads(CliRunner().invoke(app, ["cost", str(path), "--chip", name, "--json"]).output)
+    assert printed["source"] == chip.source
+    assert len(printed["rungs"]) == 31
+    parts = ("parameters", "optimizer", "gradients", "activations", "weights", "logits")
+    for row, rung in zip(printed["rungs"], ladder.rungs, strict=True):
+        assert sum(row[part] for part in parts) == pytest.approx(row["gib_per_device"], abs=0.04)
+        assert row["gib_per_device"] <= chip.usable_gib
+        assert rung.batch_seqs % row["devices"] == 0
+        if row["devices"] > 1:  # half as many do not hold it
+            assert layout_on(rung, chip, row["devices"] // 2) is None
+    text = CliRunner().invoke(app, ["cost", str(path), "--chip", name]).output
+    assert "NVIDIA data sheet" in text
+    assert "GiB usable per device" in CliRunner().invoke(app, ["cost", str(path)]).output
 
 
 def test_tables_keep_every_digit(ladder: Ladder, tmp_path: Path) -> None:

@@ -18,7 +18,24 @@ def test_parse_quantity_is_exact(text: str, value: int) -> None:
     assert parse_quantity(text, unit="FLOPs") == value
 
 
-@pytest.mark.parametrize("text", ["", "three", "0", "-1e18", "1.5", "3e18 tokens", "1e", "nan", "1e-3", "3e18e2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "three",
+        "0",
+        "-1e18",
+        "1.5",
+        "3e18 tokens",
+        "1e",
+        "nan",
+        "1e-3",
+        "3e18e2",
+        "1e31",
+        "1e999999999",
+        "9e999999999999999999T",
+    ],
+)
 def test_parse_quantity_refuses_what_is_no_positive_whole_number(text: str) -> None:
     with pytest.raises(InputError, match="--budget"):
         parse_quantity(text, "--budget", unit="FLOPs")
