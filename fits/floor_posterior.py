@@ -64,6 +64,7 @@ class FloorPosterior:
         level: posterior mean of m in each cell.
         noise: mean of the variance of ln L of one rung, and `q` the information about m (1'R^-1 1).
         seed_sd: sd of ln L over seeds.
+        gammas: exponents of the grid.
     """
 
     compute_max: float
@@ -73,10 +74,11 @@ class FloorPosterior:
     noise: float
     q: float
     seed_sd: float
+    gammas: Float[np.ndarray, " gammas"]
 
     def log_loss(self, compute: float) -> Float[np.ndarray, "gammas shares"]:
         """Return ln L at `compute` in each cell."""
-        reducible = (compute / self.compute_max) ** -GAMMAS[:, None]
+        reducible = (compute / self.compute_max) ** -self.gammas[:, None]
         return np.asarray(self.level + np.log(SHARES + (1 - SHARES) * reducible))
 
     def centre(self, compute: float) -> float:
@@ -108,22 +110,24 @@ class FloorPosterior:
 
     def marginals(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return posterior and prior densities of r (columns r, posterior, prior) and of ln gamma (column gamma)."""
-        prior = _log_prior(R_PRIOR)
+        prior = _log_prior(R_PRIOR, self.gammas)
         prior = np.exp(prior - prior.max())
         prior /= prior.sum()
-        widths, step = np.gradient(SHARES), math.log(GAMMAS[1] / GAMMAS[0])
+        widths, step = np.gradient(SHARES), math.log(self.gammas[1] / self.gammas[0])
         shares = {"posterior": self.weights.sum(axis=0) / widths, "prior": prior.sum(axis=0) / widths}
         gammas = {"posterior": self.weights.sum(axis=1) / step, "prior": prior.sum(axis=1) / step}
-        return pd.DataFrame({"r": SHARES, **shares}), pd.DataFrame({"gamma": GAMMAS, **gammas})
+        return pd.DataFrame({"r": SHARES, **shares}), pd.DataFrame({"gamma": self.gammas, **gammas})
 
 
-def _log_prior(share_prior: tuple[float, float]) -> Float[np.ndarray, "gammas shares"]:
+def _log_prior(
+    share_prior: tuple[float, float], gammas: Float[np.ndarray, " gammas"]
+) -> Float[np.ndarray, "gammas shares"]:
     """Return the log prior mass of each cell up to a constant; ln gamma is evenly spaced, r is not."""
     mean, sd = GAMMA_PRIOR
     a, b = share_prior
     r = np.clip(SHARES, 0.01, 0.99)
     share = (a - 1) * np.log(r) + (b - 1) * np.log1p(-r) + np.log(np.gradient(SHARES))
-    gamma = -(((np.log(GAMMAS) - mean) / sd) ** 2) / 2
+    gamma = -(((np.log(gammas) - mean) / sd) ** 2) / 2
     return np.asarray(gamma[:, None] + share[None, :])
 
 
@@ -132,10 +136,12 @@ def floor_posterior(
     loss: Float[np.ndarray, " rungs"],
     seed_sd: float,
     share_prior: tuple[float, float] = R_PRIOR,
+    gammas: Float[np.ndarray, " gammas"] = GAMMAS,
 ) -> FloorPosterior:
     """Return the posterior given optima: compute in FLOPs and loss on a ratio scale (nats or bits, no error rate).
 
-    `share_prior` are the parameters of the Beta prior of r.
+    `share_prior` are the parameters of the Beta prior of r, `gammas` the grid of exponents, evenly spaced in the
+    logarithm: the study's by default, on which clean ladders see single points.
 
     Raises InputError with fewer than three rungs, or rungs at one compute.
     """
@@ -149,15 +155,15 @@ def floor_posterior(
     y = np.log(loss)
     precision = np.linalg.inv(np.eye(k) + ROW_CORRELATION * np.minimum(a[:, None], a[None, :]))
     q = float(precision.sum())
-    growth = np.exp(GAMMAS[:, None] * a)  # gammas x rungs
+    growth = np.exp(gammas[:, None] * a)  # gammas x rungs
     z = y - np.log(SHARES[None, :, None] + (1 - SHARES[None, :, None]) * growth[:, None, :])
     level = (z @ precision).sum(axis=-1) / q
     rest = z - level[..., None]
     squares = ((rest @ precision) * rest).sum(axis=-1)
     scaled = NOISE_DF * NOISE_SD**2 + squares
     nu = NOISE_DF + k - 1
-    log_weights = _log_prior(share_prior) - nu / 2 * np.log(scaled)
+    log_weights = _log_prior(share_prior, gammas) - nu / 2 * np.log(scaled)
     weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
     noise = float((weights * scaled).sum()) / (nu - 2)
-    return FloorPosterior(largest, k, weights, level, noise, q, seed_sd)
+    return FloorPosterior(largest, k, weights, level, noise, q, seed_sd, gammas)

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from fits.broken import fit_broken
 from fits.floor_posterior import (
     DISCREPANCY,
-    GAMMAS,
     RUNGS_EXPONENT,
     SEED_SD,
     SHARES,
@@ -20,6 +19,8 @@ from fits.floor_posterior import (
 
 FLOOR, WIDE, BROKEN = "floor-integrated", "floor-wide", "bnsl"
 WIDE_PRIOR = (6.3, 3.7)  # Beta of the same mean .63, n 10: lets clean ladders overrule it (Marin's ask for less)
+GRID = np.geomspace(0.012, 1.0, 200)  # exponents; on the study's 56 the posterior of a clean ladder is a few spikes
+NEGLIGIBLE = 1e-8  # of the largest weight of a cell: cells below change no forecast by 1e-6
 MAX_RUNGS = 12  # from which more rungs narrow the discrepancy no further (policy study, section 1b)
 BROKEN_DISCREPANCY = 0.3  # sd of a broken curve as a share of its predicted improvement (92 curves: median .23)
 BROKEN_RUNGS = 8  # six parameters of which the priors hold two or more; fewer points are left to the floor's members
@@ -64,7 +65,7 @@ def member_forecasts(
     names: tuple[str, ...],
 ) -> dict[str, MemberForecast]:
     """Return the forecast of each member fitted to the rungs; `seed_sd` is of a run about them, in ln L."""
-    narrow, wide = floor_posterior(compute, loss, seed_sd), floor_posterior(compute, loss, seed_sd, WIDE_PRIOR)
+    narrow, wide = _floors(compute, loss, seed_sd)
     found = {FLOOR: of_floor(narrow, at), WIDE: of_floor(wide, at)}
     if BROKEN in names:
         curve = fit_broken(compute, loss)
@@ -79,14 +80,21 @@ def member_forecasts(
     return {name: found[name] for name in names}
 
 
+def _floors(
+    compute: Float[np.ndarray, " rungs"], loss: Float[np.ndarray, " rungs"], seed_sd: float
+) -> tuple[FloorPosterior, FloorPosterior]:
+    narrow = floor_posterior(compute, loss, seed_sd, gammas=GRID)
+    return narrow, floor_posterior(compute, loss, seed_sd, WIDE_PRIOR, GRID)
+
+
 def of_floor(posterior: FloorPosterior, at: Float[np.ndarray, " targets"]) -> MemberForecast:
     """Return what `FloorPosterior.split` and `centre` give, at many computes and with the rungs capped."""
-    reducible = (at / posterior.compute_max) ** -GAMMAS[:, None, None]
-    shares = SHARES[None, :, None]
-    logs = posterior.level[..., None] + np.log(shares + (1 - shares) * reducible)
-    weights = posterior.weights[..., None]
-    centre = (weights * logs).sum(axis=(0, 1))
-    spread = (weights * (logs - centre) ** 2).sum(axis=(0, 1))
+    kept = posterior.weights > NEGLIGIBLE * posterior.weights.max()
+    weights = posterior.weights[kept] / posterior.weights[kept].sum()
+    gammas, shares = (np.broadcast_to(g, kept.shape)[kept][:, None] for g in (posterior.gammas[:, None], SHARES))
+    logs = posterior.level[kept][:, None] + np.log(shares + (1 - shares) * (at / posterior.compute_max) ** -gammas)
+    centre = weights @ logs
+    spread = weights @ (logs - centre) ** 2
     improvement = np.maximum(0.0, float((posterior.weights * posterior.level).sum()) - centre)
     kappa = DISCREPANCY * (5 / min(MAX_RUNGS, posterior.rungs)) ** RUNGS_EXPONENT
     seed = SHRINK**2 * posterior.noise + max(SEED_SD, posterior.seed_sd) ** 2
@@ -102,7 +110,9 @@ def pooled_floor(
     compute: Float[np.ndarray, " rungs"], loss: Float[np.ndarray, " rungs"], seed_sd: float
 ) -> FloorPosterior:
     """Return the equal mixture of the two floor posteriors, which differ in the weights of the same cells only."""
-    narrow, wide = floor_posterior(compute, loss, seed_sd), floor_posterior(compute, loss, seed_sd, WIDE_PRIOR)
+    narrow, wide = _floors(compute, loss, seed_sd)
     weights = PRIOR_WEIGHTS[FLOOR] * narrow.weights + PRIOR_WEIGHTS[WIDE] * wide.weights
     noise = PRIOR_WEIGHTS[FLOOR] * narrow.noise + PRIOR_WEIGHTS[WIDE] * wide.noise
-    return FloorPosterior(narrow.compute_max, narrow.rungs, weights, narrow.level, noise, narrow.q, seed_sd)
+    return FloorPosterior(
+        narrow.compute_max, narrow.rungs, weights, narrow.level, noise, narrow.q, seed_sd, narrow.gammas
+    )

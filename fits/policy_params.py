@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from fits.estimate import ObservedRun, ParamEstimate
-from fits.floor_posterior import GAMMAS, R_PRIOR, SHARES, FloorPosterior
+from fits.floor_posterior import R_PRIOR, SHARES, FloorPosterior
 from fits.points import Points
 from fits.policy import StackedPolicy
 
@@ -42,7 +42,7 @@ POLICY_PARAMS: tuple[tuple[str, str, str, str, Cells], ...] = (
         lambda p: SHARES * np.exp(p.level),
     ),
     ("r", "r", "irreducible share of the loss at the largest fitted compute", "", _shares),
-    ("gamma", r"\gamma", "exponent on compute", "", lambda p: np.broadcast_to(GAMMAS[:, None], p.weights.shape)),
+    ("gamma", r"\gamma", "exponent on compute", "", lambda p: np.broadcast_to(p.gammas[:, None], p.weights.shape)),
     ("L_max", r"L_{\max}", "loss of the curve at the largest fitted compute", "loss", lambda p: np.exp(p.level)),
 )
 

@@ -17,7 +17,11 @@ BREAK_Z, BREAK_ERROR = (
     0.01,
 )  # a rung is off the trend of those below by this many scales and this share of the loss
 AT = 30.0  # extrapolation factor for which the next rung is chosen
-CANDIDATES = (0.1, 0.3, 1.0, 3.0)  # computes of a further rung, times the smallest (first two) or the largest
+CANDIDATES = (
+    0.3,
+    1.0,
+    3.0,
+)  # computes of a further rung, times the smallest (first) or the largest; further out is another regime
 
 
 @dataclass(frozen=True)
