@@ -25,7 +25,10 @@ USUAL_RATIO = 10**0.5  # between budgets, where a ladder has only one
 
 @dataclass(frozen=True)
 class Proposal:
-    """Rungs to run next, and why. `seeds` of a rung are those still to run; `kind` is the rule."""
+    """Rungs to run next, and why. `seeds` of a rung are those still to run; `kind` is the rule.
+
+    Kind ``"no width"`` has no rungs: a budget that no rung of the recipe can bracket.
+    """
 
     kind: str
     reason: str
@@ -115,6 +118,8 @@ def _brackets(recipe: AbstractRecipe, budget: int, done: Sequence[_Measured]) ->
         if beyond:
             rungs = tuple(make_rung(recipe, budget, hidden, corpus_tokens=_corpus(done)) for hidden in beyond)
             found.append(Proposal("bracket" if there == 0 else "second bracket", name, rungs))
+        elif there == 0:
+            found.append(Proposal("no width", f"{name}, and the recipe offers no width {side} it", ()))
     return found
 
 

@@ -18,7 +18,7 @@ def next_rungs(
         str | None, typer.Option(help="The recipe it was planned under, where that is path/to/file.py:NAME.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the rungs of the first proposal as a ladder.")
+        Path | None, typer.Option("-o", "--out", help="Write the rungs of the first proposal that has any as a ladder.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing ladder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
@@ -39,9 +39,9 @@ def next_rungs(
     value = read_ladder(ladder)
     chosen = recipe_named(recipe or value.recipe_names[0])
     found = propose(value, read_runs(runs), metric, chosen)
-    if out is not None and found:
+    first = next((item for item in found if item.rungs), None)
+    if out is not None and first is not None:
         inputs = (Resource.of(ladder), Resource.of(runs))
-        first = found[0]
         pins = (pin_recipe(chosen),)
         Ladder("next", first.rungs, provenance(inputs=inputs), pins, (first.reason,)).save(out)
     if as_json:
@@ -56,14 +56,16 @@ def next_rungs(
             }
             for item in found
         ]
-        typer.echo(json.dumps({"proposals": document, "out": None if out is None else str(out)}))
+        typer.echo(json.dumps({"proposals": document, "out": str(out) if out and first else None}))
         return
     for number, item in enumerate(found, 1):
         runs_of = ", ".join(
             f"{rung.name}" + (f" seeds {', '.join(map(str, rung.seeds))}" if rung.seeds != (0,) else "")
             for rung in item.rungs
         )
-        typer.echo(f"{number}. {item.kind}: {runs_of}; {format_flops(item.compute)} FLOPs")
+        typer.echo(
+            f"{number}. {item.kind}" + (f": {runs_of}; {format_flops(item.compute)} FLOPs" if item.rungs else "")
+        )
         typer.echo(f"   {item.reason}.")
     if not found:
         typer.echo(

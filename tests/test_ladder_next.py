@@ -92,6 +92,15 @@ def test_a_minimum_at_the_edge_asks_for_the_width_beyond() -> None:
         assert "at the edge" in item.reason
 
 
+def test_a_budget_no_width_can_bracket_is_said() -> None:
+    # at 5e9 the smallest width the recipe has is the best: nothing below it can be planned
+    ladder = plan_isoflop(TINY, [5 * 10**9], sizes=4)
+    assert ladder.rungs[0].shape.hidden == min(TINY.widths())
+    found = propose(ladder, table(ladder, lambda rung: 1 + 0.1 * math.log(rung.shape.hidden)), "test/loss", TINY)
+    assert (found[0].kind, found[0].rungs, found[0].compute) == ("no width", (), 0)
+    assert "offers no width below" in found[0].reason
+
+
 def test_replicates_are_asked_for_once_and_are_cheap() -> None:
     found = propose(LADDER, table(LADDER, centred), "test/loss", TINY)
     (replicate,) = (item for item in found if item.kind == "replicate")
