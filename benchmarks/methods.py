@@ -7,6 +7,7 @@ and the same offsets as the policy, so that what differs is the extrapolation; t
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +43,7 @@ class Mixture:
     def quantile(self, level: float) -> Float[np.ndarray, " targets"]:
         """Return the quantile of each target by bisection."""
         normal = self.df >= NORMAL_DF
-        cdf = special.ndtr if normal else lambda z: special.stdtr(self.df, z)
+        cdf: Callable[[Any], Any] = special.ndtr if normal else lambda z: special.stdtr(self.df, z)
         parts = self.centres + self.scales * (special.ndtri(level) if normal else special.stdtrit(self.df, level))
         low, high = parts.min(axis=0), parts.max(axis=0)
         for _ in range(30 if len(parts) > 1 else 0):
@@ -175,17 +176,19 @@ def _least_squares(
     compute, loss = problem.rungs
     x, y, at = np.log(compute / compute.max()), np.log(loss), np.log(problem.at / compute.max())
     fits = []
+
+    def residuals(p: Float[np.ndarray, " params"]) -> Float[np.ndarray, " rows"]:
+        return np.asarray(np.nan_to_num(law(p, x) - y, nan=10.0, posinf=10.0, neginf=-10.0))
+
     for start in starts:
         with np.errstate(all="ignore"):
-            found = optimize.least_squares(
-                lambda p: np.nan_to_num(law(p, x) - y, nan=10.0, posinf=10.0, neginf=-10.0), start, max_nfev=60
-            )
+            found = optimize.least_squares(residuals, start, max_nfev=60)
         fits.append((float(found.cost), found.x))
     cost, best = min(fits, key=lambda fit: fit[0])
     sd = math.sqrt(2 * cost / max(len(y) - len(best), 1) + MIN_SD**2)
     with np.errstate(all="ignore"):
         forecast = np.nan_to_num(law(best, at), nan=float(y.min()), posinf=y.max(), neginf=y.min() - 3)
-    return single(np.clip(forecast, y.min() - 3, y.max() + 1) + problem.offset, sd, NORMAL_DF)
+    return single(np.clip(forecast, y.min() - 3, y.max() + 1) + problem.offset, np.asarray(sd), NORMAL_DF)
 
 
 def m3(problem: Problem) -> Mixture:
@@ -193,7 +196,7 @@ def m3(problem: Problem) -> Mixture:
     last = math.log(problem.rungs[1][-1])
 
     def law(p: Float[np.ndarray, " four"], x: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
-        return np.logaddexp(p[0], p[1] - np.exp(p[2]) * np.logaddexp(x, p[3]))
+        return np.asarray(np.logaddexp(p[0], p[1] - np.exp(p[2]) * np.logaddexp(x, p[3])))
 
     starts = [[last - 0.7, last - 0.7, math.log(c), d] for c in (0.1, 0.4) for d in (-3.0,)]
     return _least_squares(problem, law, starts)
@@ -221,7 +224,7 @@ def bnsl(problem: Problem) -> Mixture:
 
     def law(p: Float[np.ndarray, " six"], x: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
         f = math.exp(np.clip(p[5], -4, 2))
-        return np.logaddexp(p[0], p[1] - p[2] * x - p[3] * f * np.logaddexp(0, (x - p[4]) / f))
+        return np.asarray(np.logaddexp(p[0], p[1] - p[2] * x - p[3] * f * np.logaddexp(0, (x - p[4]) / f)))
 
     starts = [[last - 0.7, last - 0.7, c, e, -span / 2, 0.0] for c, e in ((0.1, 0.1), (0.3, -0.05))]
     return _least_squares(problem, law, starts)
