@@ -135,7 +135,10 @@ def run_demo(
     runs = train(ladder.fit_rungs, "fit rungs")
 
     # 3. Fit: the forecasting policy, and laws to compare it with.
-    laws = ["floor-integrated", "power-law", "chinchilla"] + ["power-law-floor"] * (len(preset.budgets) > 3)
+    # The default policy and a free floor need four budgets; the smoke preset has three.
+    enough = len(preset.budgets) > 3
+    laws = ["stacked", "power-law-floor"] if enough else ["floor-integrated"]
+    laws += ["power-law", "chinchilla"]
     registered = {entry.forecast.target.rung_id: entry.forecast_id for entry in registry(study)}
     if not registered:
         for law in laws:
