@@ -42,17 +42,20 @@ class Mixture:
     def quantile(self, level: float) -> Float[np.ndarray, " targets"]:
         """Return the quantile of each target by bisection."""
         normal = self.df >= NORMAL_DF
-        cdf = special.ndtr if normal else lambda z: special.stdtr(self.df, z)
         parts = self.centres + self.scales * (special.ndtri(level) if normal else special.stdtrit(self.df, level))
         low, high = parts.min(axis=0), parts.max(axis=0)
         for _ in range(30 if len(parts) > 1 else 0):
             middle = (low + high) / 2
-            below = (self.weights * cdf((middle - self.centres) / self.scales)).sum(axis=0) < level
+            below = (self.weights * _cdf(self.df, (middle - self.centres) / self.scales)).sum(axis=0) < level
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         return np.asarray((low + high) / 2)
 
 
-def single(centre: Float[np.ndarray, " targets"], scale: Float[np.ndarray, "..."], df: float) -> Mixture:
+def _cdf(df: float, z: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return np.asarray(special.ndtr(z) if df >= NORMAL_DF else special.stdtr(df, z))
+
+
+def single(centre: Float[np.ndarray, " targets"], scale: Float[np.ndarray, "..."] | float, df: float) -> Mixture:
     """Return one Student-t a target."""
     scales = np.broadcast_to(scale, centre.shape)
     return Mixture(np.ones((1, len(centre))), centre[None], scales[None].astype(float), df)
@@ -175,11 +178,13 @@ def _least_squares(
     compute, loss = problem.rungs
     x, y, at = np.log(compute / compute.max()), np.log(loss), np.log(problem.at / compute.max())
     fits = []
+
+    def distance(p: Float[np.ndarray, " params"]) -> Float[np.ndarray, " rungs"]:
+        return np.asarray(np.nan_to_num(law(p, x) - y, nan=10.0, posinf=10.0, neginf=-10.0))
+
     for start in starts:
         with np.errstate(all="ignore"):
-            found = optimize.least_squares(
-                lambda p: np.nan_to_num(law(p, x) - y, nan=10.0, posinf=10.0, neginf=-10.0), start, max_nfev=60
-            )
+            found = optimize.least_squares(distance, start, max_nfev=60)
         fits.append((float(found.cost), found.x))
     cost, best = min(fits, key=lambda fit: fit[0])
     sd = math.sqrt(2 * cost / max(len(y) - len(best), 1) + MIN_SD**2)
@@ -193,7 +198,7 @@ def m3(problem: Problem) -> Mixture:
     last = math.log(problem.rungs[1][-1])
 
     def law(p: Float[np.ndarray, " four"], x: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
-        return np.logaddexp(p[0], p[1] - np.exp(p[2]) * np.logaddexp(x, p[3]))
+        return np.asarray(np.logaddexp(p[0], p[1] - np.exp(p[2]) * np.logaddexp(x, p[3])))
 
     starts = [[last - 0.7, last - 0.7, math.log(c), d] for c in (0.1, 0.4) for d in (-3.0,)]
     return _least_squares(problem, law, starts)
@@ -221,7 +226,7 @@ def bnsl(problem: Problem) -> Mixture:
 
     def law(p: Float[np.ndarray, " six"], x: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
         f = math.exp(np.clip(p[5], -4, 2))
-        return np.logaddexp(p[0], p[1] - p[2] * x - p[3] * f * np.logaddexp(0, (x - p[4]) / f))
+        return np.asarray(np.logaddexp(p[0], p[1] - p[2] * x - p[3] * f * np.logaddexp(0, (x - p[4]) / f)))
 
     starts = [[last - 0.7, last - 0.7, c, e, -span / 2, 0.0] for c, e in ((0.1, 0.1), (0.3, -0.05))]
     return _least_squares(problem, law, starts)

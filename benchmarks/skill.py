@@ -71,7 +71,7 @@ def scores_of(mixture: Mixture, outcome: Float[np.ndarray, " rows"]) -> dict[str
     quantile = {level: mixture.quantile(level) for level in {*QUANTILE_LEVELS, *CRPS_LEVELS.tolist()}}
 
     def pinball(level: float) -> Float[np.ndarray, " rows"]:
-        return (outcome - quantile[level]) * (level - (outcome < quantile[level]))
+        return np.asarray((outcome - quantile[level]) * (level - (outcome < quantile[level])))
 
     found = {
         "crps": 2 * np.mean([pinball(level) for level in CRPS_LEVELS.tolist()], axis=0),
