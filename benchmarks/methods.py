@@ -43,17 +43,24 @@ class Mixture:
     def quantile(self, level: float) -> Float[np.ndarray, " targets"]:
         """Return the quantile of each target by bisection."""
         normal = self.df >= NORMAL_DF
+<<<<<<< HEAD
         cdf: Callable[[Any], Any] = special.ndtr if normal else lambda z: special.stdtr(self.df, z)
+=======
+>>>>>>> policy
         parts = self.centres + self.scales * (special.ndtri(level) if normal else special.stdtrit(self.df, level))
         low, high = parts.min(axis=0), parts.max(axis=0)
         for _ in range(30 if len(parts) > 1 else 0):
             middle = (low + high) / 2
-            below = (self.weights * cdf((middle - self.centres) / self.scales)).sum(axis=0) < level
+            below = (self.weights * _cdf(self.df, (middle - self.centres) / self.scales)).sum(axis=0) < level
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         return np.asarray((low + high) / 2)
 
 
-def single(centre: Float[np.ndarray, " targets"], scale: Float[np.ndarray, "..."], df: float) -> Mixture:
+def _cdf(df: float, z: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return np.asarray(special.ndtr(z) if df >= NORMAL_DF else special.stdtr(df, z))
+
+
+def single(centre: Float[np.ndarray, " targets"], scale: Float[np.ndarray, "..."] | float, df: float) -> Mixture:
     """Return one Student-t a target."""
     scales = np.broadcast_to(scale, centre.shape)
     return Mixture(np.ones((1, len(centre))), centre[None], scales[None].astype(float), df)
@@ -177,12 +184,20 @@ def _least_squares(
     x, y, at = np.log(compute / compute.max()), np.log(loss), np.log(problem.at / compute.max())
     fits = []
 
+<<<<<<< HEAD
     def residuals(p: Float[np.ndarray, " params"]) -> Float[np.ndarray, " rows"]:
+=======
+    def distance(p: Float[np.ndarray, " params"]) -> Float[np.ndarray, " rungs"]:
+>>>>>>> policy
         return np.asarray(np.nan_to_num(law(p, x) - y, nan=10.0, posinf=10.0, neginf=-10.0))
 
     for start in starts:
         with np.errstate(all="ignore"):
+<<<<<<< HEAD
             found = optimize.least_squares(residuals, start, max_nfev=60)
+=======
+            found = optimize.least_squares(distance, start, max_nfev=60)
+>>>>>>> policy
         fits.append((float(found.cost), found.x))
     cost, best = min(fits, key=lambda fit: fit[0])
     sd = math.sqrt(2 * cost / max(len(y) - len(best), 1) + MIN_SD**2)
