@@ -7,7 +7,6 @@ and the same offsets as the policy, so that what differs is the extrapolation; t
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,10 +42,6 @@ class Mixture:
     def quantile(self, level: float) -> Float[np.ndarray, " targets"]:
         """Return the quantile of each target by bisection."""
         normal = self.df >= NORMAL_DF
-<<<<<<< HEAD
-        cdf: Callable[[Any], Any] = special.ndtr if normal else lambda z: special.stdtr(self.df, z)
-=======
->>>>>>> policy
         parts = self.centres + self.scales * (special.ndtri(level) if normal else special.stdtrit(self.df, level))
         low, high = parts.min(axis=0), parts.max(axis=0)
         for _ in range(30 if len(parts) > 1 else 0):
@@ -184,26 +179,18 @@ def _least_squares(
     x, y, at = np.log(compute / compute.max()), np.log(loss), np.log(problem.at / compute.max())
     fits = []
 
-<<<<<<< HEAD
-    def residuals(p: Float[np.ndarray, " params"]) -> Float[np.ndarray, " rows"]:
-=======
     def distance(p: Float[np.ndarray, " params"]) -> Float[np.ndarray, " rungs"]:
->>>>>>> policy
         return np.asarray(np.nan_to_num(law(p, x) - y, nan=10.0, posinf=10.0, neginf=-10.0))
 
     for start in starts:
         with np.errstate(all="ignore"):
-<<<<<<< HEAD
-            found = optimize.least_squares(residuals, start, max_nfev=60)
-=======
             found = optimize.least_squares(distance, start, max_nfev=60)
->>>>>>> policy
         fits.append((float(found.cost), found.x))
     cost, best = min(fits, key=lambda fit: fit[0])
     sd = math.sqrt(2 * cost / max(len(y) - len(best), 1) + MIN_SD**2)
     with np.errstate(all="ignore"):
         forecast = np.nan_to_num(law(best, at), nan=float(y.min()), posinf=y.max(), neginf=y.min() - 3)
-    return single(np.clip(forecast, y.min() - 3, y.max() + 1) + problem.offset, np.asarray(sd), NORMAL_DF)
+    return single(np.clip(forecast, y.min() - 3, y.max() + 1) + problem.offset, sd, NORMAL_DF)
 
 
 def m3(problem: Problem) -> Mixture:
