@@ -77,6 +77,9 @@ def route(logits: Float[Array, "E T"], bias: Float[Array, " E"], top_k: int, pla
     `plan.weight_sum` where that is not 0.
     """
     biased = jax.lax.stop_gradient(logits) + bias[:, None]
+    # Without the barrier the compiler may work the sum out twice with different rounding, once on each side of a
+    # comparison; two experts then take the same rank and a token loses a choice.
+    biased = jax.lax.optimization_barrier(biased)
     chosen, experts, threshold = _selected(biased, top_k)
     return Routing(logits, threshold, chosen, experts, _weights(logits, chosen, plan))
 

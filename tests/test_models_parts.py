@@ -186,7 +186,6 @@ def test_latent_experts_equal_the_reference(plan: str, monkeypatch: pytest.Monke
     assert_near(jax.jit(jax.value_and_grad(model_loss(Gather(2 * SHAPE.seq_len))))(model), want)
 
 
-@pytest.mark.xfail(reason="gradients of looped and unrolled layers differ; models.support refuses looped layers")
 @pytest.mark.slow
 def test_looped_layers_and_chunked_losses_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Transformer.init(HERO, PLANS["qb"], key=jax.random.key(0))
