@@ -59,12 +59,17 @@ class RouterPlan:
     """How tokens choose experts.
 
     Attributes:
-        balancing: ``"quantile"``: a bias per expert, set each step to the quantile of its margin (QB); ``"none"``.
+        balancing: ``"quantile"``: a bias per expert, set each step to the quantile of its margin (QB); ``"bias"``: a
+            bias per expert, moved each step by `rate` towards its equal share (loss-free balancing, arXiv 2408.15664);
+            ``"auxiliary"``: a loss of weight `rate` on the product of an expert's load and its mean score
+            (arXiv 2101.03961, equation 4); ``"none"``.
         estimator: how that quantile is found: ``"topk"`` exactly per device and averaged, ``"histogram"`` over all
             devices; empty without balancing.
         bins: bins of the histogram; 0 for other estimators.
-        weight_sum: what the sigmoid weights of the chosen experts are rescaled to add up to; 0 for no rescaling.
+        weight_sum: what the weights of the chosen experts are rescaled to add up to; 0 for no rescaling.
         z_loss: weight on the mean squared log-partition of the router's logits.
+        scores: ``"sigmoid"`` or ``"softmax"``: what makes weights of logits.
+        rate: step of the bias, or weight of the auxiliary loss; 0 for other ways of balancing.
     """
 
     balancing: str
@@ -72,6 +77,8 @@ class RouterPlan:
     bins: int
     weight_sum: float
     z_loss: float
+    scores: str = "sigmoid"
+    rate: float = 0.0
 
 
 NO_ROUTER = RouterPlan(balancing="none", estimator="", bins=0, weight_sum=0.0, z_loss=0.0)  # dense models

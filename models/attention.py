@@ -1,15 +1,28 @@
-"""Grouped-query attention with rotary positions and normalised queries and keys."""
+"""Grouped-query attention of every pattern in `ladder.attention`, queries and keys normalised.
+
+Plain causal attention takes a fast path. Every other pattern takes one path in which what differs between local and
+global layers is chosen by a flag, so that one program serves all layers of a loop.
+"""
+
+import math
+from dataclasses import replace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from ladder.attention import PLAIN_ATTENTION, AttentionPattern
 from ladder.shape import MoeShape
-from models.layers import Draw, linear, rms_norm, row_sums
+from models.layers import Draw, causal_conv, identity_conv, linear, rms_norm, row_sums
 
-QUERY_SCALE = 1.3  # of Marin's MoE recipes: queries after their norm, before the usual 1/sqrt(head_dim)
+# Of Marin's MoE recipes: queries after their norm, before the usual 1/sqrt(head_dim). Norms with gains learn a scale
+# and have none besides (Delphi, Qwen3).
+QUERY_SCALE = 1.3
+QUERY_BLOCK = 512  # queries whose map exists at once where sequences are longer: splash attention's block on TPU
+MASKED = -1e30  # a score that no key that is seen can have, and whose gradient is finite
+TINY = 1e-12  # keeps the projection on a value that is zero at zero
 
 
 def _rope_tables(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
@@ -74,22 +87,80 @@ def _causal_mix_bwd(saved: _Saved, grad: Float[Array, "N Q h"]) -> tuple[Array, 
 causal_mix.defvjp(_causal_mix_fwd, _causal_mix_bwd)
 
 
+def windowed_mix(
+    q: Float[Array, "B S H h"], k: Float[Array, "B S H h"], v: Float[Array, "B S H h"], window: Int[Array, ""]
+) -> Float[Array, "B S H h"]:
+    """Return the values mixed by softmax(q k^T) over the last `window` keys at or before each query, itself included.
+
+    Scores of any size. The map of a block of queries is made, used and, in the gradient, made again, so that the map
+    of all queries never exists.
+    """
+    seq = q.shape[1]
+    block = min(seq, QUERY_BLOCK)
+    positions = jnp.arange(seq)
+
+    @jax.checkpoint
+    def rows(at: Int[Array, " block"]) -> Float[Array, "B block H h"]:
+        queries = q.at[:, at].get(mode="fill", fill_value=0)
+        scores = jnp.einsum("bqhc,bkhc->bhqk", queries, k)
+        seen = (positions <= at[:, None]) & (positions > at[:, None] - window)
+        weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
+        return jnp.einsum("bhqk,bkhc->bqhc", weights, v)
+
+    blocks = jnp.arange(math.ceil(seq / block) * block).reshape(-1, block)
+    mixed: Array = rows(blocks[0])[None] if len(blocks) == 1 else jax.lax.map(rows, blocks)
+    return jnp.moveaxis(mixed, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :seq]
+
+
 class Attention(eqx.Module):
-    """Causal self-attention. Queries, keys and values come from one matrix, in this order."""
+    """Causal self-attention. Queries, keys and values come from one matrix, in this order; what is off is None.
+
+    Attributes:
+        gate: a vector per head; its output is scaled by 2 sigmoid(x . gate).
+        query_gain, key_gain: gains of the norms of queries and keys.
+        key_conv, out_conv: causal depthwise convolutions on keys and on the output.
+    """
 
     qkv: Float[Array, "*L d qkv"]
     out: Float[Array, "*L q d"]
+    gate: Float[Array, "*L d H"] | None
+    query_gain: Float[Array, "*L h"] | None
+    key_gain: Float[Array, "*L h"] | None
+    key_conv: Float[Array, "*L n k"] | None
+    out_conv: Float[Array, "*L n d"] | None
     shape: MoeShape = eqx.field(static=True)
 
     @staticmethod
     def init(shape: MoeShape, draw: Draw) -> "Attention":
-        """Return the attention of all layers, stacked, with fresh weights."""
-        width = shape.heads * shape.head_dim
-        qkv = draw.matrix(shape.layers, shape.hidden, width + 2 * shape.kv_heads * shape.head_dim)
-        return Attention(qkv, draw.matrix(shape.layers, width, shape.hidden), shape)
+        """Return the attention of all layers, stacked, with fresh weights; gates and gains are one, convolutions off.
 
-    def __call__(self, x: Float[Array, "B S d"]) -> Float[Array, "B S d"]:
-        """Return the attention output for each position, which sees itself and those before it."""
+        The gate's vectors start at zero, as in Marin's hero recipe.
+        """
+        width, keys = shape.heads * shape.head_dim, shape.stored_kv_heads * shape.head_dim
+        gains = jnp.ones((shape.layers, shape.head_dim)) if shape.attention.qk_gains else None
+        qkv = draw.matrix(shape.layers, shape.hidden, width + 2 * keys)
+        return Attention(
+            qkv,
+            draw.matrix(shape.layers, width, shape.hidden),
+            jnp.zeros((shape.layers, shape.hidden, shape.heads)) if shape.attention.gate else None,
+            gains,
+            gains,
+            identity_conv(shape.layers, shape.short_conv, keys),
+            identity_conv(shape.layers, shape.short_conv, shape.hidden),
+            shape,
+        )
+
+    def __call__(self, x: Float[Array, "B S d"], is_global: Bool[Array, ""]) -> Float[Array, "B S d"]:
+        """Return the attention output for each position, which sees itself and those before it in the layer's window.
+
+        `is_global` says which kind of layer this is; patterns whose layers are all alike do not read it.
+        """
+        plain = replace(PLAIN_ATTENTION, rope_theta=self.shape.attention.rope_theta)
+        if self.shape.attention == plain and not self.shape.short_conv:
+            return self._plain(x)
+        return self._patterned(x, is_global)
+
+    def _plain(self, x: Float[Array, "B S d"]) -> Float[Array, "B S d"]:
         batch, seq, hidden = x.shape
         heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         projected = linear(x.reshape(-1, hidden), self.qkv).reshape(batch, seq, heads + 2 * kv_heads, head_dim)
@@ -101,3 +172,48 @@ class Attention(eqx.Module):
         mixed = causal_mix(q, k, v)
         mixed = mixed.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim).transpose(0, 3, 1, 2, 4)
         return linear(mixed.reshape(batch * seq, heads * head_dim), self.out).reshape(x.shape)
+
+    def _patterned(self, x: Float[Array, "B S d"], is_global: Bool[Array, ""]) -> Float[Array, "B S d"]:
+        batch, seq, hidden = x.shape
+        shape, pattern = self.shape, self.shape.attention
+        heads, stored, head_dim = shape.heads, shape.stored_kv_heads, shape.head_dim
+        rows = x.reshape(-1, hidden)
+        projected = linear(rows, self.qkv).reshape(batch, seq, heads + 2 * stored, head_dim)
+        q, k, v = jnp.split(projected, [heads, heads + stored], axis=2)
+        if self.key_conv is not None:
+            k = causal_conv(k.reshape(batch, seq, -1), self.key_conv).reshape(k.shape)
+        q, k = _normed(q, self.query_gain), _normed(k, self.key_gain)
+        q, k = self._positioned(q, is_global), self._positioned(k, is_global)
+        if pattern.key_offset:
+            free = _rotated_width(head_dim, pattern)
+            back = jnp.pad(k[:, :-1, :, free:], ((0, 0), (1, 0), (0, 0), (0, 0)))
+            k = k.at[..., free:].set(jnp.where(is_global, back, k[..., free:]))
+        # Layers use the first of the stored key and value heads; each serves as many query heads in a row.
+        used = jnp.where(is_global, pattern.global_kv_heads or shape.kv_heads, shape.kv_heads)
+        group = jnp.arange(heads) * used // heads
+        k, v = k[:, :, group], v[:, :, group]
+        window = jnp.where(is_global, seq, pattern.window or seq)
+        scale = (1.0 if pattern.qk_gains else QUERY_SCALE) / head_dim**0.5
+        mixed = windowed_mix(q * scale, k, v, window)
+        if pattern.exclusive:
+            length2 = jnp.sum(v * v, axis=-1, keepdims=True)
+            mixed = mixed - jnp.sum(mixed * v, axis=-1, keepdims=True) / jnp.maximum(length2, TINY) * v
+        if self.gate is not None:
+            mixed = mixed * (2 * jax.nn.sigmoid(linear(rows, self.gate))).reshape(batch, seq, heads, 1)
+        y = linear(mixed.reshape(batch * seq, heads * head_dim), self.out).reshape(x.shape)
+        return y if self.out_conv is None else causal_conv(y, self.out_conv)
+
+    def _positioned(self, x: Float[Array, "B S n h"], is_global: Bool[Array, ""]) -> Float[Array, "B S n h"]:
+        pattern = self.shape.attention
+        width = _rotated_width(x.shape[-1], pattern)
+        rotated = jnp.concatenate([rope(x[..., :width], pattern.rope_theta), x[..., width:]], axis=-1)
+        return rotated if pattern.global_rope else jnp.where(is_global, x, rotated)
+
+
+def _rotated_width(head_dim: int, pattern: AttentionPattern) -> int:
+    return 2 * round(head_dim * pattern.rope_fraction / 2)
+
+
+def _normed(x: Float[Array, "B S n h"], gain: Float[Array, " h"] | None) -> Float[Array, "B S n h"]:
+    gains = jnp.ones(x.shape[-1]) if gain is None else gain
+    return rms_norm(x.reshape(-1, x.shape[-1]), gains).reshape(x.shape)

@@ -42,7 +42,12 @@ Dispatch = Callable[[Experts, Array, Routing], tuple[Array, Array]]
 
 
 def capacity(shape: MoeShape, capacity_factor: float, tokens: int) -> int:
-    """Return the slots of one expert for a batch of `tokens`: `capacity_factor` times its mean load, rounded up."""
+    """Return the slots of one expert for a batch of `tokens`: `capacity_factor` times its mean load, rounded up.
+
+    A dense model has no experts and no slots.
+    """
+    if shape.dense:
+        return 0
     return min(tokens, math.ceil(capacity_factor * tokens * shape.top_k / shape.experts))
 
 

@@ -4,8 +4,10 @@ Gradients that automatic differentiation would write in a slow form are written 
 "slow" means was measured on one core with widths of 16 to 56: see LOG.md, 2026-12-01.
 """
 
+import functools
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -89,3 +91,41 @@ def _rms_norm_bwd(saved: _Normed, grad: Float[Array, "n d"]) -> tuple[Float[Arra
 
 
 rms_norm.defvjp(_rms_norm_fwd, _rms_norm_bwd)
+
+
+class GatedNorm(eqx.Module):
+    """The gate that follows a norm: y sigmoid(silu(y D) U) with D [d, r] and U [r, d] (Marin's GatedNorm)."""
+
+    norm_down: Float[Array, "*L d r"]
+    norm_up: Float[Array, "*L r d"]
+
+    @staticmethod
+    def init(stack: tuple[int, ...], hidden: int, rank: int, draw: Draw) -> "GatedNorm | None":
+        """Return a stack of gates with fresh weights, or None where `rank` is 0.
+
+        Both are drawn: optimizers that keep a matrix's norm would leave a matrix of zeros as it is.
+        """
+        if not rank:
+            return None
+        return GatedNorm(draw.matrix(*stack, hidden, rank), draw.matrix(*stack, rank, hidden))
+
+
+def gated_norm(x: Float[Array, "n d"], gain: Float[Array, " d"], gate: GatedNorm | None) -> Float[Array, "n d"]:
+    """Return the norm of `x`, gated where there is a gate."""
+    y = rms_norm(x, gain)
+    if gate is None:
+        return y
+    return y * jax.nn.sigmoid(linear(jax.nn.silu(linear(y, gate.norm_down)), gate.norm_up))
+
+
+def identity_conv(layers: int, length: int, channels: int) -> Float[Array, "L n c"] | None:
+    """Return depthwise convolutions that change nothing, one for each layer, or None where `length` is 0."""
+    return jnp.zeros((layers, length, channels)).at[:, 0].set(1.0) if length else None
+
+
+def causal_conv(x: Float[Array, "B S c"], taps: Float[Array, "n c"]) -> Float[Array, "B S c"]:
+    """Return, at each position and channel, the sum over j of `taps[j]` times `x` at j positions before; zeros first."""
+    seq = x.shape[1]
+    shifted = [jnp.pad(x, ((0, 0), (j, 0), (0, 0)))[:, :seq] * tap for j, tap in enumerate(taps)]
+    total: Array = functools.reduce(jnp.add, shifted)
+    return total

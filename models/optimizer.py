@@ -22,17 +22,30 @@ class Group(StrEnum):
     ADAM = "adam"
 
 
+# Marin's: matrices and GatedNorms keep their norms; embedding, router, attention gate, gains and convolutions do not.
 GROUPS: dict[str, Group] = {
     "embedding": Group.ADAM,
     "router": Group.ADAM,
     "attention_norm": Group.ADAM,
     "expert_norm": Group.ADAM,
     "head_norm": Group.ADAM,
+    "embedding_norm": Group.ADAM,
+    "latent_norm": Group.ADAM,
+    "query_gain": Group.ADAM,
+    "key_gain": Group.ADAM,
+    "gate": Group.ADAM,
+    "key_conv": Group.ADAM,
+    "out_conv": Group.ADAM,
+    "mlp_conv": Group.ADAM,
     "qkv": Group.ADAMH,
     "out": Group.ADAMH,
     "gate_up": Group.ADAMH,
     "down": Group.ADAMH,
     "head": Group.ADAMH,
+    "latent_down": Group.ADAMH,
+    "latent_up": Group.ADAMH,
+    "norm_down": Group.ADAMH,
+    "norm_up": Group.ADAMH,
 }
 
 

@@ -1,7 +1,7 @@
-"""Top-K routing with quantile balancing: a bias per expert, set so that each would have had its equal share of tokens.
+"""Top-K routing: which experts a token goes to, and the weights of their outputs.
 
-The bias decides which experts a token goes to; the weights of their outputs come from the unbiased logits. There is
-no balancing loss and no rate to tune. Source: Marin's MoE recipe, whose selection and update this file follows.
+A bias per expert decides, with the logits, which experts a token goes to; the weights come from the unbiased logits.
+How the bias is found is in `models.balance`. Source: Marin's MoE recipe, whose selection this file follows.
 """
 
 import equinox as eqx
@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.support import WEIGHT_SUM
+from ladder.recipe_interface import RouterPlan
+from models.support import TINY_ROUTER
+
+FEW_EXPERTS = 32  # up to here comparing all pairs finds the ranks faster than a sort on a CPU
 
 
 class Routing(eqx.Module):
@@ -20,7 +23,7 @@ class Routing(eqx.Module):
         threshold: the (K+1)-th largest biased logit of each token; the K above it are chosen.
         chosen: whether a token goes to an expert, one plane for each of its K choices.
         experts: the K experts of each token, by falling biased logit.
-        weights: their weights, which add up to WEIGHT_SUM.
+        weights: their weights.
     """
 
     logits: Float[Array, "E T"]
@@ -42,33 +45,43 @@ def _ranks(values: Float[Array, "E T"]) -> Int[Array, "E T"]:
     return jnp.sum(above, axis=0, dtype=jnp.int32)
 
 
-def route(logits: Float[Array, "E T"], bias: Float[Array, " E"], top_k: int) -> Routing:
-    """Return the routing of T tokens: selection on `logits + bias`, weights sigmoid(logits) rescaled to WEIGHT_SUM."""
-    biased = jax.lax.stop_gradient(logits) + bias[:, None]
-    ranks = _ranks(biased)
-    chosen = ranks[None] == jnp.arange(top_k)[:, None, None]
-    experts = jnp.sum(jnp.where(chosen, jnp.arange(logits.shape[0])[:, None], 0), axis=1, dtype=jnp.int32)
-    # The rescaled sigmoids as a softmax of their logarithms: far from zero all K sigmoids of a token can be as small
+def _selected(biased: Float[Array, "E T"], top_k: int) -> tuple[Bool[Array, "K E T"], Int[Array, "K T"], Array]:
+    experts = biased.shape[0]
+    if experts <= FEW_EXPERTS:
+        ranks = _ranks(biased)
+        chosen = ranks[None] == jnp.arange(top_k)[:, None, None]
+        numbers = jnp.sum(jnp.where(chosen, jnp.arange(experts)[:, None], 0), axis=1, dtype=jnp.int32)
+        if top_k < experts:
+            return chosen, numbers, jnp.sum(jnp.where(ranks == top_k, biased, 0.0), axis=0)
+        return chosen, numbers, jnp.min(biased, axis=0)
+    values, order = jax.lax.top_k(biased.T, min(top_k + 1, experts))
+    numbers = order.T[:top_k].astype(jnp.int32)
+    return numbers[:, None] == jnp.arange(experts)[:, None], numbers, values[:, -1]
+
+
+def _weights(logits: Float[Array, "E T"], chosen: Bool[Array, "K E T"], plan: RouterPlan) -> Float[Array, "K T"]:
+    log_scores = jax.nn.log_sigmoid(logits) if plan.scores == "sigmoid" else jax.nn.log_softmax(logits, axis=0)
+    picked = jnp.sum(jnp.where(chosen, log_scores, 0.0), axis=1)
+    if not plan.weight_sum:
+        return jnp.exp(picked)
+    # The rescaled scores as a softmax of their logarithms: far from zero all K sigmoids of a token can be as small
     # as 1e-25, and the gradient of their plain ratio is then not a number (it ended a run at step 10,766 of 11,801).
-    log_scores = jnp.sum(jnp.where(chosen, jax.nn.log_sigmoid(logits), 0.0), axis=1)
-    weights = WEIGHT_SUM * jax.nn.softmax(log_scores, axis=0)
-    if top_k < logits.shape[0]:
-        threshold = jnp.sum(jnp.where(ranks == top_k, biased, 0.0), axis=0)
-    else:
-        threshold = jnp.min(biased, axis=0)
-    return Routing(logits, threshold, chosen, experts, weights)
+    rescaled: Array = plan.weight_sum * jax.nn.softmax(picked, axis=0)
+    return rescaled
 
 
-def balanced_bias(routing: Routing) -> Float[Array, " E"]:
-    """Return the bias for the next step: minus the margin that T K / E tokens of this batch reach, mean removed.
+def route(logits: Float[Array, "E T"], bias: Float[Array, " E"], top_k: int, plan: RouterPlan = TINY_ROUTER) -> Routing:
+    """Return the routing of T tokens: selection on `logits + bias`, weights as `plan` has them.
 
-    The margin of a token at an expert is its unbiased logit minus the token's threshold.
+    Weights are sigmoid(logits) or softmax(logits) over all experts, those of the K chosen rescaled to add up to
+    `plan.weight_sum` where that is not 0.
     """
-    top_k, experts, tokens = routing.chosen.shape
-    margins = jax.lax.stop_gradient(routing.logits - routing.threshold)
-    share = max(1, tokens * top_k // experts)
-    beta = jax.lax.top_k(margins, share)[0][:, -1]
-    return jnp.mean(beta) - beta
+    biased = jax.lax.stop_gradient(logits) + bias[:, None]
+    # Without the barrier the compiler may work the sum out twice with different rounding, once on each side of a
+    # comparison; two experts then take the same rank and a token loses a choice.
+    biased = jax.lax.optimization_barrier(biased)
+    chosen, experts, threshold = _selected(biased, top_k)
+    return Routing(logits, threshold, chosen, experts, _weights(logits, chosen, plan))
 
 
 def expert_load(routing: Routing) -> Float[Array, " E"]:

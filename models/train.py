@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
+from ladder.recipe_interface import RouterPlan
 from ladder.rung import Rung
 from ladder.shape import MoeShape
 from models.data import batch_at
 from models.experts import Gather
 from models.optimizer import AdamHState, Rates, adamh, clip_by_global_norm, parameter_groups
 from models.schedule import wsd
-from models.transformer import Transformer, token_losses
+from models.support import TINY_ROUTER
+from models.transformer import Transformer
 
 CHUNK = 512  # most steps in one dispatch, the length of its buffer of metrics
 TAIL_FRACTION = 0.1  # drops and training loss are averaged over this last share of the steps
@@ -53,7 +55,7 @@ class Metrics(NamedTuple):
 
     `loss` is the cross-entropy in nats per token before the update, without the z-loss; `grad_norm` is before the
     clip; `lr` that of the matrices; `drop_fraction` of the routed choices; `max_load` the fullest expert's share
-    over the mean share; `load_entropy` in nats, mean over layers.
+    over the mean share; `load_entropy` in nats, mean over layers. The last three are 0 for a dense model.
     """
 
     loss: Float[Array, "*n"]
@@ -70,7 +72,7 @@ class TrainState(eqx.Module):
     Attributes:
         params: the model.
         optimizer: Adam's moments.
-        bias: quantile-balancing bias of each layer.
+        bias: balancing bias of each layer.
         step: steps done.
         tail_loss, tail_drops: sums over the steps of the tail.
     """
@@ -83,10 +85,10 @@ class TrainState(eqx.Module):
     tail_drops: Float[Array, ""]
 
 
-@partial(jax.jit, static_argnums=0)
-def initial_state(shape: MoeShape, seed: Int[Array, ""]) -> TrainState:
-    """Return the state before the first step."""
-    params = Transformer.init(shape, key=jax.random.key(seed))
+@partial(jax.jit, static_argnums=(0, 2))
+def initial_state(shape: MoeShape, seed: Int[Array, ""], router: RouterPlan = TINY_ROUTER) -> TrainState:
+    """Return the state before the first step; `router` says for good how tokens choose experts."""
+    params = Transformer.init(shape, router, key=jax.random.key(seed))
     optimizer = adamh(parameter_groups(params)).init(params)
     zero = jnp.zeros(())
     return TrainState(params, optimizer, jnp.zeros((shape.layers, shape.experts)), jnp.int32(0), zero, zero)
@@ -100,10 +102,12 @@ def train_step(
     shape = state.params.shape
 
     def objective(params: Transformer) -> tuple[Float[Array, ""], PyTree]:
-        logits, stats = params(batch[:, :-1], state.bias, dispatch)
-        losses, partition = token_losses(logits, batch[:, 1:])
+        losses, partition, stats = params.losses(batch, state.bias, dispatch)
         loss = jnp.mean(losses)
-        return loss + hyper.z_loss * jnp.mean(partition * partition), (loss, stats)
+        total = loss + hyper.z_loss * jnp.mean(partition * partition)
+        if state.params.router.z_loss or state.params.router.balancing == "auxiliary":
+            total += jnp.sum(stats.penalty)
+        return total, (loss, stats)
 
     (_, (loss, stats)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
     grads, norm = clip_by_global_norm(grads, hyper.clip_norm)
@@ -114,8 +118,10 @@ def train_step(
     params = jax.tree.map(jnp.add, state.params, updates)
 
     choices = batch[:, 1:].size * shape.top_k
-    drops = jnp.mean(stats.dropped) / choices
-    busiest = jnp.max(stats.load) * shape.experts / choices
+    drops, busiest = jnp.zeros(()), jnp.zeros(())
+    if not shape.dense:
+        drops = jnp.mean(stats.dropped) / choices
+        busiest = jnp.max(stats.load) * shape.experts / choices
     metrics = Metrics(loss, norm, rates.adamh, drops, busiest, jnp.mean(stats.entropy))
     in_tail = (state.step + 1 > hyper.steps - tail_steps(hyper.steps)).astype(jnp.float32)
     return (

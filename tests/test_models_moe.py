@@ -10,10 +10,11 @@ from ladder.flops import forward_flops_per_token
 from ladder.recipe import recipe_named
 from ladder.shape import MoeShape
 from models.attention import Attention, causal_mix
+from models.balance import balanced_bias
 from models.experts import Experts, Gather, capacity, dense, reference
 from models.layers import Draw, linear, rms_norm
-from models.router import balanced_bias, expert_load, load_entropy, route
-from models.transformer import token_losses
+from models.losses import token_losses
+from models.router import expert_load, load_entropy, route
 from tests.models_flops import dot_flops
 from tests.models_small import SHAPE, small_model
 
@@ -208,7 +209,10 @@ def test_attention_equals_numpy_and_sees_no_future() -> None:
             mixed[:, position, head] = np.einsum("bk,bkh->bh", weights, values)
     expected = mixed.reshape(2, 16, 16) @ np.asarray(attention.out, np.float64)
     np.testing.assert_allclose(
-        jax.jit(lambda a, x: a(x))(attention, jnp.asarray(x, jnp.float32)), expected, rtol=2e-4, atol=2e-5
+        jax.jit(lambda a, x: a(x, jnp.array(True)))(attention, jnp.asarray(x, jnp.float32)),
+        expected,
+        rtol=2e-4,
+        atol=2e-5,
     )
 
 
