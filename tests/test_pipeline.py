@@ -153,7 +153,7 @@ def test_damaged_ladder_and_runs_name_file_row_and_column(demo, tmp_path: Path) 
     frame.to_csv(tmp_path / "runs.csv", index=False)
     done = foretell("runs", "check", str(tmp_path / "runs.csv"))
     assert done.returncode == 2
-    assert "runs.csv: row 4, column loss: 'much' is not a number" in done.stderr
+    assert "runs.csv: row 4, column loss: 'much' is not a number" in done.stdout
 
     newer = json.loads(data)
     newer["schema"] = "ladder/9"
