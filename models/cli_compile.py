@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ladder.chips import GIB
 from ladder.errors import InputError, UnusableError
 from ladder.units import format_duration
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from models.pod_compile import Request
     from models.pod_report import Compiled
 
-GIB = 2**30
 BACKENDS = {"fsdp": "scatter", "ring": "ring", "fixed": "fixed_all_to_all", "ragged": "ragged_all_to_all"}
 
 

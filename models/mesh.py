@@ -35,8 +35,6 @@ SPECS: dict[str, P] = {
     "down": P(None, "expert", None, "data"),
     "shared_gate_up": P(None, None, "data", "expert"),
     "shared_down": P(None, None, "expert", "data"),
-    "latent_in": P(None, "data", "expert"),
-    "latent_out": P(None, "expert", "data"),
 }
 
 

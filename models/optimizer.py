@@ -46,28 +46,35 @@ GROUPS: dict[str, Group] = {
     "latent_up": Group.ADAMH,
     "norm_down": Group.ADAMH,
     "norm_up": Group.ADAMH,
+    # The fields of models.pod, whose matrices stand apart where the others are fused.
+    "gain": Group.ADAM,
+    "attention_gate": Group.ADAM,
+    "query": Group.ADAMH,
+    "key": Group.ADAMH,
+    "value": Group.ADAMH,
+    "shared_gate_up": Group.ADAMH,
+    "shared_down": Group.ADAMH,
+    "gate_in": Group.ADAMH,
+    "gate_out": Group.ADAMH,
 }
 
 
-def parameter_groups(params: PyTree) -> PyTree:
-    """Return the group of every leaf of `params`, by the name of the field that holds it.
+def group_of(path: Any, leaf: Array) -> Group:
+    """Return the group of the leaf at `path`, by the name of the field that holds it.
 
     Raises ValueError for a field that GROUPS does not know, and for a vector in a group of matrices.
     """
+    name = getattr(path[-1], "name", str(path[-1]))
+    if name not in GROUPS:
+        raise ValueError(f"parameter {jax.tree_util.keystr(path)} is in no optimizer group; add {name!r} to GROUPS.")
+    if GROUPS[name] is Group.ADAMH and leaf.ndim < 2:
+        raise ValueError(f"parameter {jax.tree_util.keystr(path)} has shape {leaf.shape}, which AdamH cannot train.")
+    return GROUPS[name]
 
-    def group(path: Any, leaf: Array) -> Group:
-        name = getattr(path[-1], "name", str(path[-1]))
-        if name not in GROUPS:
-            raise ValueError(
-                f"parameter {jax.tree_util.keystr(path)} is in no optimizer group; add {name!r} to GROUPS."
-            )
-        if GROUPS[name] is Group.ADAMH and leaf.ndim < 2:
-            raise ValueError(
-                f"parameter {jax.tree_util.keystr(path)} has shape {leaf.shape}, which AdamH cannot train."
-            )
-        return GROUPS[name]
 
-    return jax.tree_util.tree_map_with_path(group, params)
+def parameter_groups(params: PyTree) -> PyTree:
+    """Return the group of every leaf of `params`; raises what `group_of` raises."""
+    return jax.tree_util.tree_map_with_path(group_of, params)
 
 
 class Rates(NamedTuple):

@@ -91,9 +91,9 @@ def compile_rung(request: Request, say: Callable[[str], None] = lambda text: Non
     Raises InputError for a slice or mesh that cannot be, and UnusableError where the compiler died, with its last
     words; a program that does not fit is an answer, not an error.
     """
+    if (kept := known(request)) is not None:
+        return kept
     home = _home(request)
-    if (home / "said.json").exists():
-        return _read(home)
     if find_spec("levanter") is None:
         raise InputError("the routed layers of a pod are Levanter's, which is not installed; run `make setup-tpu`.")
     say(f"compiling {request.rung.name} for {request.topology}; this takes some minutes")

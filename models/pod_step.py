@@ -13,16 +13,12 @@ from jaxtyping import Array, Float, Int, PyTree
 from ladder.rung import Rung
 from ladder.shape import MoeShape
 from models.mesh import BATCH, check_mesh, shardings
+from models.optimizer import Group, clip_by_global_norm, group_of
 from models.pod import LayerStats, Pod, hidden_states
 from models.pod_loss import chunked_loss
 from models.pod_moe import PodOptions
 from models.schedule import wsd
 from models.train import Hyperparams
-
-# By the name of the field, as in models.optimizer: matrices that AdamH trains; the rest is Adam's.
-ADAMH = frozenset(("query", "key", "value", "out", "gate_up", "down", "shared_gate_up", "shared_down", "head"))
-ADAMH |= {"gate_in", "gate_out"}
-ADAM = frozenset(("embedding", "router", "gain", "attention_gate"))
 
 
 class PodState(eqx.Module):
@@ -59,12 +55,9 @@ def _placed(tree: PyTree, places: PyTree) -> PyTree:
 
 def _update(path: Any, w: Array, m: Array, s: Array, adamh_lr: Array, adam_lr: Array, hyper: Hyperparams) -> Array:
     """Return the new weights: along Adam's direction, for AdamH with the norm of each matrix kept."""
-    name = next(key.name for key in reversed(path) if hasattr(key, "name"))
     direction = m / (jnp.sqrt(s) + hyper.epsilon)
-    if name in ADAM:
+    if group_of(path, w) is Group.ADAM:
         return w - adam_lr * direction
-    if name not in ADAMH:
-        raise ValueError(f"parameter {jax.tree_util.keystr(path)} is in no optimizer group; add {name!r} to one.")
     if not math.prod(w.shape):
         return w
 
@@ -113,12 +106,11 @@ def pod_step(
         shapes = jax.eval_shape(lambda: _gradients(state.params, state.bias, tokens[0], rung, mesh, options))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32, device=leaf.sharding), shapes)
         ((loss, stats), grads), _ = jax.lax.scan(part, zeros, tokens)
-    norm = jnp.sqrt(sum(jnp.sum(g.astype(jnp.float32) ** 2) for g in jax.tree.leaves(grads)))
-    scale = jnp.minimum(1.0, hyper.clip_norm / jnp.maximum(norm, 1e-12))
+    grads, norm = clip_by_global_norm(grads, hyper.clip_norm)
     updates = state.step + 1
     unbias1, unbias2 = 1 - hyper.beta1**updates, 1 - hyper.beta2**updates
-    mean = jax.tree.map(lambda m, g: hyper.beta1 * m + (1 - hyper.beta1) * scale * g, state.mean, grads)
-    square = jax.tree.map(lambda s, g: hyper.beta2 * s + (1 - hyper.beta2) * (scale * g) ** 2, state.square, grads)
+    mean = jax.tree.map(lambda m, g: hyper.beta1 * m + (1 - hyper.beta1) * g, state.mean, grads)
+    square = jax.tree.map(lambda s, g: hyper.beta2 * s + (1 - hyper.beta2) * g * g, state.square, grads)
     fraction = wsd(state.step, hyper.steps, hyper.warmup_fraction, hyper.decay_fraction, hyper.final_fraction)
     params = jax.tree_util.tree_map_with_path(
         lambda path, w, m, s: _update(
@@ -151,8 +143,3 @@ def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
     out = (jax.tree.map(lambda leaf: leaf.sharding, state), PodMetrics(*metrics))
     with jax.set_mesh(mesh):
         return jax.jit(step, donate_argnums=0, out_shardings=out).lower(state, tokens, hyper)
-
-
-def place(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Return `tree` with every leaf where it lives on `mesh`."""
-    return jax.tree.map(jax.device_put, tree, shardings(tree, mesh))

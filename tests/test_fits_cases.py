@@ -1,5 +1,7 @@
 """What goes wrong in public tools (peers study part 3, cases 1 to 29), each as a test of this one."""
 
+# Past 400 lines on purpose: one test a case, in the order and under the numbers of the list they are read beside.
+
 import dataclasses
 
 import numpy as np

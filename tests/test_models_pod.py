@@ -112,9 +112,9 @@ import json
 import sys
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from models.mesh import BATCH, make_mesh
+from models.mesh import BATCH, make_mesh, shardings
 from models.pod_moe import PodOptions
-from models.pod_step import initial_state, place, pod_step
+from models.pod_step import initial_state, pod_step
 from models.train import Hyperparams
 from tests.test_models_pod import SHAPE, pod_rung, tokens
 
@@ -125,7 +125,8 @@ for devices, expert, backend, parts, factor in json.loads(sys.argv[1]):
     options = PodOptions(backend, factor, dtype="float32", splash=False, chunk=64, accumulation=parts)
     batch = tokens().reshape(parts, 16 // parts, -1)
     with jax.set_mesh(mesh):
-        state = place(initial_state(SHAPE, jnp.int32(0)), mesh)
+        state = initial_state(SHAPE, jnp.int32(0))
+        state = jax.tree.map(jax.device_put, state, shardings(state, mesh))
         batch = jax.device_put(batch, NamedSharding(mesh, P(None, BATCH, None)))
         step = jax.jit(lambda state, batch: pod_step(state, batch, hyper, rung, mesh, options))
         state, first = step(state, batch)
