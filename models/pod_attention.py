@@ -41,7 +41,8 @@ def attention(
     shape = p.shape
     batch, seq, _ = x.shape
     width, keys = shape.heads * shape.head_dim, shape.stored_kv_heads * shape.head_dim
-    q, k, v = jnp.split(x @ whole(p.qkv, x), [width, width + keys], axis=-1)
+    # One gather, three products: a TPU writes each with its heads first, which it does not do with parts of one.
+    q, k, v = (x @ weight for weight in jnp.split(whole(p.qkv, x), [width, width + keys], axis=-1))
     if p.key_conv is not None:
         k = causal_conv(k, p.key_conv.astype(x.dtype))
     q, k, v = (
@@ -73,27 +74,32 @@ def _mixed(
 ) -> Float[Array, "B H S h"]:
     """Return the mixed values; both kinds of layers are compiled and one is run, so that one loop body serves all."""
     pattern = shape.attention
+    on_global = pattern.global_kv_heads or shape.kv_heads
 
     def over(window: int, heads: int, offset: bool) -> Array:
-        keys, values = k[:, :heads], v[:, :heads]
+        keys = k[:, :heads]
         if offset:
             free = rotated_width(shape.head_dim, pattern)
             back = jnp.pad(keys[:, :, :-1, free:], ((0, 0), (0, 0), (1, 0), (0, 0)))
             keys = jnp.concatenate([keys[..., :free], back], axis=-1)
-        mixed = _kernel_over(q, keys, values, window, shape, mesh, splash)
-        if not pattern.exclusive:
-            return mixed
-        own = jnp.repeat(values, shape.heads // heads, axis=1, out_sharding=SPLIT).astype(jnp.float32)
-        wide = mixed.astype(jnp.float32)
-        along = jnp.sum(wide * own, -1, keepdims=True) / jnp.maximum(jnp.sum(own * own, -1, keepdims=True), TINY)
-        return (wide - along * own).astype(q.dtype)
+        return _kernel_over(q, keys, v[:, :heads], window, shape, mesh, splash)
 
-    on_global = partial(over, 0, pattern.global_kv_heads or shape.kv_heads, pattern.key_offset)
-    if not pattern.window:
-        return on_global()
+    def own(heads: int) -> Array:
+        return jnp.repeat(v[:, :heads], shape.heads // heads, axis=1, out_sharding=SPLIT)
+
+    everywhere = partial(over, 0, on_global, pattern.key_offset)
     window = pattern.window if pattern.window < shape.seq_len else 0
-    mixed: Array = jax.lax.cond(is_global, on_global, partial(over, window, shape.kv_heads, False))
-    return mixed
+    nearby = partial(over, window, shape.kv_heads, False)
+    mixed: Array = jax.lax.cond(is_global, everywhere, nearby) if pattern.window else everywhere()
+    if not pattern.exclusive:
+        return mixed
+    # Outside the branches, where the compiler fuses it with what comes after.
+    values = own(on_global)
+    if pattern.window and on_global != shape.kv_heads:
+        values = jnp.where(is_global, values, own(shape.kv_heads))
+    values, wide = values.astype(jnp.float32), mixed.astype(jnp.float32)
+    along = jnp.sum(wide * values, -1, keepdims=True) / jnp.maximum(jnp.sum(values * values, -1, keepdims=True), TINY)
+    return (wide - along * values).astype(q.dtype)
 
 
 def _kernel_over(
