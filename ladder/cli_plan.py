@@ -204,7 +204,7 @@ def plan(
     else:
         from ladder.cli_table import print_ladder
 
-        print_ladder(ladder)
+        print_ladder(ladder, {})
         typer.echo(f"Wrote {out}.")
 
 

@@ -1,6 +1,8 @@
 """What a compiled step means, and how a compilation that cannot be made says so."""
 
+import gzip
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,13 @@ from typer.testing import CliRunner
 
 from ladder import plan_isoflop, recipe_named
 from ladder.attention import AttentionPattern
+from ladder.cli import app as ladder_app
 from ladder.errors import InputError, UnusableError
+from ladder.records import canonical_json, write_atomic
 from ladder.rung import Rung
 from models import pod_compile
 from models.cli import app
-from models.cli_compile import BACKENDS, alternatives, planned_request
+from models.compile_plan import BACKENDS, alternatives, compile_to_fit, planned_request
 from models.pod_attention import BLOCK
 from models.pod_compile import Answer, Request, compile_rung, known
 from models.pod_report import ATTENTION_BLOCK, ATTENTION_PRODUCTS, attention_flops, report
@@ -98,22 +102,67 @@ def test_the_plan_chooses_slice_and_backend(rung: Rung) -> None:
         planned_request(rung, "v5p", "v5p:3x3x3", None)
 
 
-def test_answers_are_kept_by_what_decides_them(rung: Rung, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def keep(store: Path, request: Request, said: dict[str, object], program: str | None) -> None:
+    """Put an answer where the compiler would have put it, the program named by its request."""
+    asked = pod_compile._asked(request)
+    write_atomic(asked, canonical_json({"schema": pod_compile.SCHEMA, "program": asked.stem}))
+    home = store / "foretell" / "compiled" / asked.stem
+    write_atomic(home / "said.json", canonical_json({"schema": pod_compile.SCHEMA, **said}))
+    if program:
+        write_atomic(home / "program.hlo.gz", gzip.compress(program.encode()))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pod_compile, "compiler_version", lambda: "0")
-    homes = {pod_compile._home(replace(request_of(rung), backend=backend)) for backend in BACKENDS.values()}
-    assert len(homes) == len(BACKENDS)
+    return tmp_path
+
+
+def test_answers_are_kept_by_what_decides_them(rung: Rung, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {pod_compile._asked(replace(request_of(rung), backend=backend)) for backend in BACKENDS.values()}
+    assert len(asked) == len(BACKENDS)
     assert known(request_of(rung)) is None
+    keep(store, request_of(rung), SAID, PROGRAM)
+    assert known(request_of(rung)) == Answer({"schema": pod_compile.SCHEMA, **SAID}, PROGRAM)
     monkeypatch.setattr(pod_compile, "compiler_version", lambda: "1")
-    assert pod_compile._home(request_of(rung)) not in homes
+    assert known(request_of(rung)) is None
+
+
+def test_what_would_fit_is_found_by_compiling(rung: Rung, store: Path) -> None:
+    request = request_of(rung)
+    full = {**SAID, "hbm_used": 2.0**38, "hbm_limit": 2.0**36, "message": "RESOURCE_EXHAUSTED"}
+    keep(store, request, full, None)
+    tried = list(alternatives(request))
+    for _, other in tried[:2]:
+        keep(store, other, full, None)
+    keep(store, tried[2][1], SAID, PROGRAM)
+    said: list[str] = []
+    first, remedy, found = compile_to_fit(request, said.append)
+    assert not first.fits
+    assert remedy == tried[2][0]
+    assert found is not None
+    assert found.fits
+    assert len(said) == 3
+    keep(store, request, SAID, PROGRAM)
+    assert compile_to_fit(request)[1:] == ("", None)
+
+
+def test_the_ladder_marks_what_was_compiled(rung: Rung, store: Path) -> None:
+    ladder = plan_isoflop(recipe_named("marin-moe-v16"), (3 * 10**18,), sizes=5, name="one")
+    path = store / "ladder.json"
+    write_atomic(path, ladder.to_json())
+    keep(store, planned_request(rung, "v5p", None, None), SAID, PROGRAM)
+    ran = CliRunner().invoke(app, ["compile", str(path), "--rung", rung.rung_id, "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["rungs"][0]["rung_id"] == rung.rung_id
+    shown = CliRunner().invoke(ladder_app, ["show", str(path)], env={"COLUMNS": "200"})
+    assert "v5p:2x2x1, 2.0 of 95.7 GiB" in shown.output
+    assert shown.output.count("v5p:") == 1
 
 
 @pytest.mark.skipif(LIBTPU, reason="libtpu is installed, so the compiler would answer")
-def test_a_compiler_that_dies_is_reported_and_nothing_kept(
-    rung: Rung, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(pod_compile, "compiler_version", lambda: "0")
+def test_a_compiler_that_dies_is_reported_and_nothing_kept(rung: Rung, store: Path) -> None:
     with pytest.raises(UnusableError, match="ended with status"):
         compile_rung(request_of(rung))
     assert known(request_of(rung)) is None
