@@ -17,6 +17,13 @@ def is_url(where: str) -> bool:
     return "://" in where
 
 
+def why(error: Exception) -> str:
+    """Return the reason of a failed access in a few words, without its path."""
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def local_cache(where: str) -> Path:
     """Return the folder of the token cache at a path, or of the copy here of the one at a URL.
 
@@ -61,5 +68,5 @@ def _copy(where: str, name: str, folder: Path) -> None:
             shutil.copyfileobj(source, target, 1 << 20)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
-            f"{where}/{name} cannot be copied: {error}; give the folder or URL of a token cache."
+            f"{where.rstrip('/')}/{name} cannot be copied: {why(error)}; give the folder or URL of a token cache."
         ) from None

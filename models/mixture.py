@@ -32,7 +32,7 @@ from ladder.errors import InputError
 from ladder.records import canonical_json, sha256_bytes
 from ladder.rung import Rung
 from models.cache import read_manifest
-from models.fetch import is_url, local_cache
+from models.fetch import is_url, local_cache, why
 from models.interleave import Interleaving
 
 SCHEMA = "mixture/1"
@@ -171,7 +171,7 @@ def _parsed(where: str) -> Any:
             return tomllib.loads(text, parse_float=Decimal)
         return json.loads(text, parse_float=Decimal)
     except (OSError, ImportError) as error:
-        raise InputError(f"mixture {where} cannot be read: {error}.") from None
+        raise InputError(f"mixture {where} cannot be read: {why(error)}.") from None
     except (ValueError, RecursionError) as error:  # of UTF-8, TOML and JSON
         raise InputError(f"{where} is no valid {where.rpartition('.')[2].upper()}: {error}.") from None
 

@@ -16,6 +16,7 @@ from models.cache import BYTES, FILES, SCHEMA, SPLITS, Manifest, check_digests, 
 from models.cache_writer import CacheWriter
 from models.corpus import split_of
 from models.documents import Document, Source, documents_of
+from models.fetch import why
 from models.tokenizer import AbstractTokenizer, ByteTokenizer, read_tokenizer, train_bpe
 
 BPE = "bpe"  # the tokenizer that is trained on the training text
@@ -110,7 +111,9 @@ def _tokenizer_json(where: str) -> bytes:
         with fsspec.open(where, "rb") as file:
             data: bytes = file.read()
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"tokenizer {where} cannot be read: {error}; use bytes, bpe, or a tokenizer.json.") from None
+        raise InputError(
+            f"tokenizer {where} cannot be read: {why(error)}; use bytes, bpe or a tokenizer.json."
+        ) from None
     return data
 
 
@@ -145,6 +148,13 @@ def tokenize(
     if home.exists() and (whole := _there_already(home, asked)):
         return whole, False
     tokenizer = _tokenizer(request, progress)
+    try:
+        return _write(request, tokenizer, home, asked, progress), True
+    except OSError as error:
+        raise InputError(f"{home} cannot be written: {why(error)}; nothing of it was kept.") from None
+
+
+def _write(request: Request, tokenizer: AbstractTokenizer, home: Path, asked: str, progress: Progress) -> Manifest:
     reader = _Reader(request, "tokenizing", progress)
     documents = dict.fromkeys(SPLITS, 0)
     known = (tokenizer.vocab_size, tokenizer.separator, tokenizer.json, tokenizer.token_bytes)
@@ -158,7 +168,7 @@ def tokenize(
                 f"no document of {', '.join(source.url for source in request.sources)} is for {empty}; give more "
                 "documents, or held-out files with --validation and --test."
             )
-        return writer.finish(reader.digests, left_out=reader.left_out, request=asked, replace=home.exists()), True
+        return writer.finish(reader.digests, left_out=reader.left_out, request=asked, replace=home.exists())
 
 
 def _tokenizer_identity(request: Request) -> str:

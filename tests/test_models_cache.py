@@ -1,7 +1,9 @@
 """Token caches: what is written is read back, tokens stand for the bytes of the text, bad input is one sentence."""
 
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
 
 import fsspec
@@ -169,6 +171,24 @@ def test_json_lines_come_back_as_written(documents: list[str]) -> None:
     read = documents_of(source, "text", taken.append, lambda done: None)
     assert [text for text, _ in read] == documents
     assert b"".join(taken) == lines.encode()
+
+
+def test_a_full_disk_is_told_of_and_leaves_nothing(documents, tmp_path: Path, monkeypatch) -> None:
+    import models.cache_writer
+
+    source = write_lines(tmp_path / "docs.jsonl", documents)
+    append, written = models.cache_writer._Part._append, []
+
+    def fill(self, index: int, data: bytes) -> None:
+        written.append(len(data))
+        if sum(written) > 5_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(self, index, data)
+
+    monkeypatch.setattr(models.cache_writer._Part, "_append", fill)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"):
+        tokenize(request(source), tmp_path / "cache")
+    assert [path.name for path in tmp_path.iterdir()] == ["docs.jsonl"]
 
 
 def test_requests_that_make_no_sense_are_refused(documents, tmp_path: Path) -> None:
