@@ -185,7 +185,7 @@ class Attention(eqx.Module):
         q, k = _normed(q, self.query_gain), _normed(k, self.key_gain)
         q, k = self._positioned(q, is_global), self._positioned(k, is_global)
         if pattern.key_offset:
-            free = _rotated_width(head_dim, pattern)
+            free = rotated_width(head_dim, pattern)
             back = jnp.pad(k[:, :-1, :, free:], ((0, 0), (1, 0), (0, 0), (0, 0)))
             k = k.at[..., free:].set(jnp.where(is_global, back, k[..., free:]))
         # Layers use the first of the stored key and value heads; each serves as many query heads in a row.
@@ -205,12 +205,13 @@ class Attention(eqx.Module):
 
     def _positioned(self, x: Float[Array, "B S n h"], is_global: Bool[Array, ""]) -> Float[Array, "B S n h"]:
         pattern = self.shape.attention
-        width = _rotated_width(x.shape[-1], pattern)
+        width = rotated_width(x.shape[-1], pattern)
         rotated = jnp.concatenate([rope(x[..., :width], pattern.rope_theta), x[..., width:]], axis=-1)
         return rotated if pattern.global_rope else jnp.where(is_global, x, rotated)
 
 
-def _rotated_width(head_dim: int, pattern: AttentionPattern) -> int:
+def rotated_width(head_dim: int, pattern: AttentionPattern) -> int:
+    """Return how many leading dimensions of a head are rotated, an even number."""
     return 2 * round(head_dim * pattern.rope_fraction / 2)
 
 

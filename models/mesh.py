@@ -19,22 +19,23 @@ from ladder.shape import MoeShape
 AXES = ("replica_dcn", "data", "context", "expert", "model")
 BATCH = ("replica_dcn", "data", "expert")
 
-# By the name of the field; the leading axis of layers is never split. What is not named is a vector and replicated.
+# By the name of the field, with the part that holds it where two parts have the same; the leading axis of layers is
+# never split. What is not named is a vector or a convolution, and replicated.
 SPECS: dict[str, P] = {
     "embedding": P("expert", "data"),
     "head": P("data", "expert"),
-    "query": P(None, "data", "expert"),
-    "key": P(None, "data", "expert"),
-    "value": P(None, "data", "expert"),
+    "qkv": P(None, "data", "expert"),
     "out": P(None, "expert", "data"),
+    "gate": P(None, "data", None),
     "router": P(None, "data", None),
-    "attention_gate": P(None, "data", None),
-    "gate_in": P(None, "data", "expert"),
-    "gate_out": P(None, "expert", "data"),
-    "gate_up": P(None, "expert", "data", None),
-    "down": P(None, "expert", None, "data"),
-    "shared_gate_up": P(None, None, "data", "expert"),
-    "shared_down": P(None, None, "expert", "data"),
+    "norm_down": P(None, "data", "expert"),
+    "norm_up": P(None, "expert", "data"),
+    "latent_down": P(None, "data", "expert"),
+    "latent_up": P(None, "expert", "data"),
+    "experts.gate_up": P(None, "expert", "data", None),
+    "experts.down": P(None, "expert", None, "data"),
+    "shared.gate_up": P(None, None, "data", "expert"),
+    "shared.down": P(None, None, "expert", "data"),
 }
 
 
@@ -64,7 +65,8 @@ def check_mesh(shape: MoeShape, mesh: Mesh, batch_seqs: int) -> None:
 
 def spec_of(path: Any, leaf: Any) -> P:
     """Return where the leaf at `path` lives, the same for its moments. Vectors, and gates outside layers, are replicated."""
-    spec = SPECS.get(getattr(path[-1], "name", "")) if path else None
+    names = [str(getattr(key, "name", "")) for key in path[-2:]]
+    spec = SPECS.get(".".join(names)) or SPECS.get(names[-1] if names else "")
     return spec if spec is not None and len(spec) == leaf.ndim else P(*(None,) * leaf.ndim)
 
 

@@ -46,16 +46,6 @@ GROUPS: dict[str, Group] = {
     "latent_up": Group.ADAMH,
     "norm_down": Group.ADAMH,
     "norm_up": Group.ADAMH,
-    # The fields of models.pod, whose matrices stand apart where the others are fused.
-    "gain": Group.ADAM,
-    "attention_gate": Group.ADAM,
-    "query": Group.ADAMH,
-    "key": Group.ADAMH,
-    "value": Group.ADAMH,
-    "shared_gate_up": Group.ADAMH,
-    "shared_down": Group.ADAMH,
-    "gate_in": Group.ADAMH,
-    "gate_out": Group.ADAMH,
 }
 
 

@@ -15,7 +15,7 @@ from ladder.chips import chip_named
 from ladder.errors import InputError
 from ladder.rung import Rung
 from models.mesh import make_mesh
-from models.pod_moe import PodOptions
+from models.pod_layers import PodOptions
 from models.pod_step import lower_step
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

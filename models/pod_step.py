@@ -10,23 +10,26 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
+from ladder.recipe_interface import RouterPlan
 from ladder.rung import Rung
 from ladder.shape import MoeShape
 from models.mesh import BATCH, check_mesh, shardings
 from models.optimizer import Group, clip_by_global_norm, group_of
-from models.pod import LayerStats, Pod, hidden_states
+from models.pod import hidden_states
+from models.pod_layers import PodOptions
 from models.pod_loss import chunked_loss
-from models.pod_moe import PodOptions
 from models.schedule import wsd
+from models.support import TINY_ROUTER
 from models.train import Hyperparams
+from models.transformer import RouterStats, Transformer
 
 
 class PodState(eqx.Module):
     """All that changes while training."""
 
-    params: Pod
-    mean: Pod
-    square: Pod
+    params: Transformer
+    mean: Transformer
+    square: Transformer
     bias: Float[Array, "L E"]
     step: Int[Array, ""]
 
@@ -39,9 +42,9 @@ class PodMetrics(NamedTuple):
     drop_fraction: Float[Array, ""]
 
 
-def initial_state(shape: MoeShape, seed: Int[Array, ""]) -> PodState:
+def initial_state(shape: MoeShape, seed: Int[Array, ""], router: RouterPlan = TINY_ROUTER) -> PodState:
     """Return the state before the first step."""
-    params = Pod.init(shape, key=jax.random.key(seed))
+    params = Transformer.init(shape, router, key=jax.random.key(seed))
     zeros = jax.tree.map(jnp.zeros_like, params)
     return PodState(params, zeros, zeros, jnp.zeros((shape.layers, shape.experts)), jnp.int32(0))
 
@@ -71,17 +74,17 @@ def _update(path: Any, w: Array, m: Array, s: Array, adamh_lr: Array, adam_lr: A
 
 
 def _gradients(
-    params: Pod, bias: Array, tokens: Int[Array, "B S1"], rung: Rung, mesh: Mesh, options: PodOptions
-) -> tuple[tuple[Array, LayerStats], Pod]:
+    params: Transformer, bias: Array, tokens: Int[Array, "B S1"], rung: Rung, mesh: Mesh, options: PodOptions
+) -> tuple[tuple[Array, RouterStats], Transformer]:
     """Return the cross-entropy, what the routers did, and the gradient on one part of a batch."""
 
-    def objective(params: Pod) -> tuple[Array, tuple[Array, LayerStats]]:
-        states, stats = hidden_states(params, bias, tokens[:, :-1], rung.shape, rung.router, mesh, options)
+    def objective(params: Transformer) -> tuple[Array, tuple[Array, RouterStats]]:
+        states, stats = hidden_states(params, bias, tokens[:, :-1], mesh, options)
         flat = states.reshape(-1, rung.shape.hidden, out_sharding=P(BATCH, None))
         labels = tokens[:, 1:].reshape(-1, out_sharding=P(BATCH))
         with jax.named_scope("head"):
             total, entropy = chunked_loss(flat, params.head, labels, rung.optimizer.z_loss, options.chunk, mesh)
-        return total + rung.router.z_loss * jnp.sum(stats.partition), (entropy, stats)
+        return total + jnp.sum(stats.penalty), (entropy, stats)
 
     (_, found), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return found, grads
@@ -121,14 +124,14 @@ def pod_step(
         square,
     )
     choices = tokens[0, :, 1:].size * rung.shape.top_k
-    after = PodState(params, mean, square, stats.bias, state.step + 1)
+    after = PodState(params, mean, square, stats.next_bias, state.step + 1)
     return after, PodMetrics(loss, norm, jnp.mean(stats.dropped) / choices)
 
 
 def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
     """Return the whole step of `rung` on `mesh`, lowered and ready to be compiled."""
     check_mesh(rung.shape, mesh, rung.batch_seqs // options.accumulation)
-    state: Any = jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0)))
+    state: Any = jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0), rung.router))
     state = _placed(state, shardings(state, mesh))
     everywhere = NamedSharding(mesh, P())
     dims = (options.accumulation, rung.batch_seqs // options.accumulation, rung.shape.seq_len + 1)
