@@ -10,9 +10,11 @@ import typer
 from ladder.errors import UnusableError
 from ladder.units import format_count, format_flops
 from models.cli_compile import compile_command
+from models.cli_tokenize import tokenize_command
 
 app = typer.Typer(no_args_is_help=True, help="Train the rungs of a ladder.")
 app.command("compile")(compile_command)
+app.command("tokenize")(tokenize_command)
 
 StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
@@ -64,7 +66,13 @@ def run(
     study: StudyOption = Path("study"),
     role: RoleOption = Which.FIT,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, each on a core of its own.")] = 2,
-    corpus: Annotated[Path | None, typer.Option(help="Corpus folder; by default the installed documentation.")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            help="Token cache (folder or URL) or mixture (.toml, .json); default: the installed documentation."
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over a training text that a run may make.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,7 +81,8 @@ def run(
     Example: foretell train run --study study --role fit
     """
     from ladder.study import Study
-    from models.corpus import build_corpus, read_manifest
+    from models.corpus import build_corpus
+    from models.mixture import read_mixture
     from models.pool import WorkerPool, missing_jobs
     from models.progress import TrainingDisplay
     from models.table import collect_runs
@@ -84,10 +93,11 @@ def run(
     if jobs:
         with WorkerPool(min(workers, len(jobs))) as pool:
             pool.start()
-            text = corpus or build_corpus()
-            read_manifest(text)
+            mixture = read_mixture(corpus or str(build_corpus()), epochs)
+            for job in jobs:
+                mixture.check(job.rung)
             with TrainingDisplay(jobs, f"training {role} rungs", quiet=quiet) as display:
-                pool.run(jobs, text, display.report)
+                pool.run(jobs, mixture, display.report)
     frame = collect_runs(where, ladder).frame
     ids = {rung.run_id(seed) for rung in rungs for seed in rung.seeds}
     diverged = sorted(set(frame.loc[frame["status"] == "diverged", "run_id"]) & ids)

@@ -21,6 +21,7 @@ from ladder.errors import ForetellError, UnusableError
 from ladder.rung import Rung
 from ladder.study import Study
 from models.corpus import cache_dir
+from models.mixture import Mixture
 from models.record import Progress
 from models.support import check_trainable
 
@@ -87,22 +88,19 @@ def _work(connection: Connection, core: int | None) -> None:
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     # Imported here, in the worker, after the environment has been set for it.
-    import jax.numpy as jnp
-
     from models.data import read_corpus
     from models.run import train_run
 
-    loaded: dict[Path, Any] = {}
+    loaded: dict[Path | Mixture, Any] = {}
     try:
         while (order := connection.recv()) is not None:
-            job, folder = order
+            job, source = order
             try:
-                if folder not in loaded:
-                    corpus = read_corpus(folder)
-                    loaded = {folder: (corpus, jnp.asarray(corpus.train), measured_peak())}
-                corpus, text, peak = loaded[folder]
+                if source not in loaded:
+                    loaded = {source: (read_corpus(source), measured_peak())}
+                corpus, peak = loaded[source]
                 connection.send(
-                    train_run(job.rung, job.seed, job.folder, corpus, text, peak_flops=peak, progress=connection.send)
+                    train_run(job.rung, job.seed, job.folder, corpus, peak_flops=peak, progress=connection.send)
                 )
             except ForetellError as error:
                 connection.send(Failure(job.run_id, str(error), error.exit_code))
@@ -186,7 +184,9 @@ class WorkerPool:
         others = set().union(*(shapes for other, shapes in self._compiled.items() if other is not connection))
         return min(pending, key=lambda job: 0 if job.compiled_as in own else 2 if job.compiled_as in others else 1)
 
-    def run(self, jobs: Sequence[Job], corpus: Path, report: Callable[[Any], None] = lambda message: None) -> None:
+    def run(
+        self, jobs: Sequence[Job], corpus: Path | Mixture, report: Callable[[Any], None] = lambda message: None
+    ) -> None:
         """Make all `jobs` on `corpus`; `report` gets every Progress, RunRecord and Failure as it comes.
 
         Raises UnusableError naming the first run that could not be made, after the others have ended, and when a

@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt8
 
 from ladder.errors import InputError
 from ladder.provenance import provenance, utc_now
@@ -23,12 +22,12 @@ from ladder.records import canonical_json, read_json, sha256_bytes, to_plain, wr
 from ladder.rung import Rung
 from ladder.runs import RunStatus
 from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
-from models.data import EVAL_BYTES, Corpus, check_enough, training_order
-from models.evaluate import evaluate
+from models.data import Batches, Corpus
+from models.evaluate import evaluate_all
 from models.experts import capacity
-from models.record import RECORD_SCHEMA, Progress, RunRecord, read_record
+from models.record import RECORD_SCHEMA, DataUse, Progress, RunRecord, read_record
 from models.support import check_trainable
-from models.train import CHUNK, Hyperparams, Metrics, TrainState, initial_state, tail_steps, train_chunk
+from models.train import CHUNK, Hyperparams, Metrics, TrainState, full_chunk, initial_state, tail_steps, train_chunk
 
 SPEC_SCHEMA = "run-spec/1"
 LOGGED_STEPS = 200  # lines of metrics.jsonl, about
@@ -91,7 +90,6 @@ def train_run(
     seed: int,
     folder: Path,
     corpus: Corpus,
-    text: UInt8[Array, " bytes"],
     *,
     peak_flops: float | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -99,22 +97,23 @@ def train_run(
     """Train `rung` with `seed` in `folder` and return the record; a run with a record is not repeated.
 
     Arguments:
-        corpus: the text; `text` is its training part on the device, shared by the runs of a process.
+        corpus: the text, shared by the runs of a process.
         peak_flops: measured float32 matrix-product speed of this core, FLOP/s.
         progress: called after every chunk.
 
-    Raises InputError when the corpus is too short for one epoch, when the folder holds another run, and when the rung
-    asks for what this trainer does not do.
+    Raises InputError when the corpus does not do for the rung (`Mixture.check`), when the folder holds another run, and
+    when the rung asks for what this trainer does not do.
     """
     run_id = rung.run_id(seed)
     if (folder / "record.json").exists():
         return read_record(folder / "record.json")
     check_trainable(rung)
-    check_enough(corpus, rung.tokens, rung.shape.seq_len)
+    mixture = corpus.mixture
+    mixture.check(rung)
     folder.mkdir(parents=True, exist_ok=True)
-    spec_sha256, started_at = _start(folder, rung, seed, corpus.manifest.sha256)
+    spec_sha256, started_at = _start(folder, rung, seed, mixture.sha256)
     state = _resume(folder, spec_sha256, initial_state(rung.shape, jnp.int32(seed)))
-    order = jnp.asarray(training_order(corpus.train, rung.shape.seq_len, seed))
+    batches = Batches(corpus, rung, seed)
     hyper, slots = Hyperparams.of(rung), capacity(rung.shape, rung.capacity_factor, rung.batch_tokens)
     every = max(1, rung.steps // LOGGED_STEPS)
 
@@ -123,7 +122,8 @@ def train_run(
     while finite and (first := int(state.step)) < rung.steps:
         start = time.monotonic()
         last = min(rung.steps, first + (CHUNK if first_seconds else 8))  # a short first chunk tells compilation apart
-        state, metrics = train_chunk(state, text, order, hyper, jnp.int32(last), rung.batch_seqs, slots)
+        rows = jnp.asarray(full_chunk(batches.at(first, last)))
+        state, metrics = train_chunk(state, rows, hyper, jnp.int32(last), slots)
         done = int(state.step) - first
         seconds = time.monotonic() - start
         if first_seconds:
@@ -142,9 +142,7 @@ def train_run(
 
     evaluations = {}
     if finite:
-        evaluations = {
-            name: evaluate(state.params, state.bias, held, EVAL_BYTES[name]) for name, held in corpus.held_out.items()
-        }
+        evaluations = evaluate_all(state.params, state.bias, corpus)
         finite = all(math.isfinite(evaluation.nats_per_token) for evaluation in evaluations.values())
     tail = int(tail_steps(jnp.int32(rung.steps)))
     measured = timed_steps * rung.batch_tokens / timed_seconds if timed_seconds else None
@@ -165,7 +163,10 @@ def train_run(
         peak_fraction=achieved / peak_flops if achieved and peak_flops else None,
         first_chunk_seconds=first_seconds,
         device=jax.devices()[0].device_kind,
-        corpus_sha256=corpus.manifest.sha256,
+        corpus_sha256=mixture.sha256,
+        data=DataUse(
+            mixture.tokenizer, mixture.unique_tokens(rung), mixture.epochs_of(rung), "packed", corpus.eval_sets
+        ),
         spec_sha256=spec_sha256,
         provenance=provenance(seed),
     )

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree, UInt8
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from ladder.recipe_interface import RouterPlan
 from ladder.rung import Rung
 from ladder.shape import MoeShape
-from models.data import batch_at
 from models.experts import Gather
 from models.optimizer import AdamHState, Rates, adamh, clip_by_global_norm, parameter_groups
 from models.schedule import wsd
@@ -142,22 +142,25 @@ def tail_steps(steps: Int[Array, ""]) -> Int[Array, ""]:
     return jnp.maximum(1, (steps * TAIL_FRACTION).astype(jnp.int32))
 
 
-@partial(jax.jit, static_argnums=(5, 6), donate_argnums=0)
+def full_chunk(batches: UInt[np.ndarray, "steps B S1"]) -> UInt[np.ndarray, "CHUNK B S1"]:
+    """Return the batches of at most CHUNK steps filled up to as many, so that one program serves all lengths."""
+    return np.pad(batches, ((0, CHUNK - len(batches)), (0, 0), (0, 0)))
+
+
+@partial(jax.jit, static_argnums=4, donate_argnums=0)
 def train_chunk(
     state: TrainState,
-    text: UInt8[Array, " bytes"],
-    order: Int[Array, " windows"],
+    batches: UInt[Array, "CHUNK B S1"],
     hyper: Hyperparams,
     last: Int[Array, ""],
-    batch_seqs: int,
     slots: int,
 ) -> tuple[TrainState, Metrics]:
     """Return the state after the steps up to `last` (at most CHUNK) and the metrics of each, one row of CHUNK a step.
 
-    Stops early after a step whose loss is not finite; `state.step` says how far it came.
+    `batches` are those of the steps from `state.step` on, see `full_chunk`. Stops early after a step whose loss is not
+    finite; `state.step` says how far it came.
     """
     first = state.step
-    seq_len = state.params.shape.seq_len
     buffers = Metrics(*(jnp.zeros(CHUNK) for _ in Metrics._fields))
 
     def unfinished(carry: tuple[TrainState, Metrics, Float[Array, ""]]) -> Array:
@@ -165,9 +168,8 @@ def train_chunk(
 
     def advance(carry: tuple[TrainState, Metrics, Float[Array, ""]]) -> tuple[TrainState, Metrics, Float[Array, ""]]:
         state, buffers, _ = carry
-        batch = batch_at(text, order, state.step, batch_seqs, seq_len)
-        after, metrics = train_step(state, batch, hyper, slots)
         at = state.step - first
+        after, metrics = train_step(state, batches[at].astype(jnp.int32), hyper, slots)
         return after, Metrics(*(b.at[at].set(m) for b, m in zip(buffers, metrics, strict=True))), metrics.loss
 
     state, buffers, _ = jax.lax.while_loop(unfinished, advance, (state, buffers, jnp.zeros(())))
