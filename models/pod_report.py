@@ -27,10 +27,22 @@ KERNEL_EFFICIENCY = 0.6  # of peak, assumed for hand-written kernels
 
 @dataclass(frozen=True)
 class Term:
-    """FLOPs of one kind on one device in one step: executed, and three forward passes by the ladder's count."""
+    """FLOPs of one kind on one device in one step.
+
+    Attributes:
+        executed: what the program does.
+        analytic: three forward passes by the ladder's count.
+        factor: by which rematerialisation and capacity multiply them; see `expected_factors`.
+    """
 
     executed: float
     analytic: float
+    factor: float
+
+    @property
+    def accounted(self) -> float:
+        """Executed over expected: 1 where every product is accounted for."""
+        return self.executed / (self.analytic * self.factor) if self.analytic else 1.0
 
 
 @dataclass(frozen=True)
@@ -101,8 +113,35 @@ def attention_flops(shape: MoeShape, sequences: float) -> float:
     return sequences * ATTENTION_PRODUCTS * 2 * block * block * shape.head_dim * shape.heads * blocks
 
 
-def flop_terms(rung: Rung, costs: Costs, devices: int) -> dict[str, Term]:
-    """Return executed and analytic FLOPs of each kind on one device."""
+def _gate_flops(shape: MoeShape) -> tuple[int, int]:
+    """Return the forward FLOPs per token of gated norms and attention gates, and those of norms outside layers."""
+    norm = 4 * shape.hidden * shape.gated_norm_rank
+    in_attention = 2 * shape.layers * shape.hidden * shape.heads * shape.attention.gate
+    return norm * shape.norms + in_attention, norm * (1 + shape.embedding_norm)
+
+
+def expected_factors(shape: MoeShape, capacity_factor: float) -> dict[str, float]:
+    """Return by how much each kind exceeds three forward passes where every layer is made again in the backward pass.
+
+    Made again are the products whose results the backward pass reads: all of a layer but the last of a shared expert and
+    the one out of a latent. Head, last norm and the embedding's are no layers. Routed experts compute all their slots.
+    """
+    forward = forward_flops_per_token(shape)
+    dense = forward.attention_projections + forward.shared_experts + forward.router
+    out_of_latent = shape.layers * 2 * shape.hidden * shape.latent_width
+    experts = forward.routed_experts - 2 * out_of_latent
+    routed = 4 * capacity_factor * experts + 4 * out_of_latent + 3 * out_of_latent
+    gates, outside = _gate_flops(shape)
+    return {
+        "head": 1.0,
+        "routed": routed / (TRAINING_PASSES * forward.routed_experts) if forward.routed_experts else 1.0,
+        "dense": 1 + (dense - forward.shared_experts / 3) / (TRAINING_PASSES * dense),
+        "gates": 1 + (gates - outside) / (TRAINING_PASSES * gates) if gates else 1.0,
+    }
+
+
+def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float) -> dict[str, Term]:
+    """Return executed, analytic and expected FLOPs of each kind on one device; those of attention are reckoned."""
     shape = rung.shape
     tokens = rung.batch_seqs * shape.seq_len / devices
     forward = forward_flops_per_token(shape)
@@ -113,16 +152,16 @@ def flop_terms(rung: Rung, costs: Costs, devices: int) -> dict[str, Term]:
         executed["gates" if kind in ("gated_norm", "attention_gate") else kind] += flops
     executed["routed"] += costs.kernel_flops
     executed["attention"] = attention_flops(shape, rung.batch_seqs / devices)
-    gates = 4 * shape.hidden * shape.gated_norm_rank * shape.norms
-    gates += 2 * shape.layers * shape.hidden * shape.heads * shape.attention.gate
     analytic = {
         "head": forward.head,
         "routed": forward.routed_experts,
         "dense": forward.attention_projections + forward.shared_experts + forward.router,
-        "gates": gates,
+        "gates": _gate_flops(shape)[0],
         "attention": forward.attention_map,
     }
-    return {kind: Term(executed[kind], TRAINING_PASSES * tokens * of) for kind, of in analytic.items()}
+    factors = expected_factors(shape, capacity_factor)
+    factors["attention"] = executed["attention"] / (TRAINING_PASSES * tokens * forward.attention_map)
+    return {kind: Term(executed[kind], TRAINING_PASSES * tokens * of, factors[kind]) for kind, of in analytic.items()}
 
 
 def _traffic(costs: Costs) -> list[Traffic]:
@@ -138,7 +177,8 @@ def report(request: Request, answer: Answer) -> Compiled:
     """Return what `answer` means for `request`."""
     chip, said = chip_named(request.topology.partition(":")[0]), answer.said
     costs = count_costs(parse_hlo(answer.program)) if answer.program else Costs()
-    terms = flop_terms(request.rung, costs, said["devices"]) if answer.program else {}
+    slots = request.capacity_factor if request.expert_axis > 1 else 1.0  # without an axis nothing has slots or drops
+    terms = flop_terms(request.rung, costs, said["devices"], slots) if answer.program else {}
     limit = said.get("hbm_limit", chip.usable_gib * GIB)
     kernels = costs.kernel_flops + (terms["attention"].executed if terms else 0.0)
     peak = chip.peak_flops / chip.devices
