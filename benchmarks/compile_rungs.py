@@ -93,8 +93,8 @@ def main() -> None:
     wanted = arguments.only.split(",") if arguments.only else list(parts)
     with ThreadPoolExecutor(arguments.workers) as pool:
         found = {name: list(parts[name](pool)) for name in wanted}
-    for row, (_, _, _, speed) in zip(found.get("measured", ()), MEASURED, strict=False):
-        row["published_tokens_per_second"] = speed
+    for row, (rung, _, _, speed) in zip(found.get("measured", ()), MEASURED, strict=False):
+        row |= {"batch_tokens": rung.batch_tokens, "published_tokens_per_second": speed}
     print(json.dumps({**found, "seconds": round(time.monotonic() - start, 1)}))
 
 
