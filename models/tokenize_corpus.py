@@ -52,6 +52,8 @@ class Request:
             raise InputError("give both --validation and --test, or neither.")
         if (self.tokenizer == BPE) != (self.vocab_size is not None):
             raise InputError("--vocab-size belongs to --tokenizer bpe, which needs it.")
+        if self.separator is not None and self.tokenizer in (BYTES, BPE):
+            raise InputError("--separator belongs to a tokenizer.json; bytes and bpe have their own.")
         if self.tokenizer in (BYTES, BPE) and any(source.levanter for source in self.all_sources):
             raise InputError("a Levanter cache is numbered already; give its tokenizer.json with --tokenizer.")
 

@@ -4,6 +4,8 @@ import errno
 import gzip
 import json
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 import fsspec
@@ -14,7 +16,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ladder.errors import InputError
-from models.cache import check_digests, read_documents, read_manifest, read_token_bytes, read_tokens, token_dtype
+from ladder.records import to_plain
+from models.cache import (
+    check_digests,
+    parse_manifest,
+    read_documents,
+    read_manifest,
+    read_token_bytes,
+    read_tokens,
+    token_dtype,
+)
+from models.cache_writer import CacheWriter
 from models.cli import app
 from models.corpus import split_of
 from models.documents import documents_of, find_sources
@@ -201,6 +213,8 @@ def test_requests_that_make_no_sense_are_refused(documents, tmp_path: Path) -> N
         request(source, vocab_size=300)
     with pytest.raises(InputError, match="--vocab-size belongs to"):
         request(source, tokenizer="bpe")
+    with pytest.raises(InputError, match="--separator belongs to"):
+        request(source, separator="</s>")
     with pytest.raises(InputError, match="at least 257"):
         tokenize(request(source, tokenizer="bpe", vocab_size=100), tmp_path / "cache")
     with pytest.raises(InputError, match="gives a vocabulary of"):
@@ -242,6 +256,45 @@ def test_tokenizers_that_lose_bytes_or_end_no_documents_are_refused(documents) -
         read_tokenizer(engine.to_str().encode(), "meta.json")
     with pytest.raises(InputError, match=r"bad\.json is no tokenizer\.json"):
         read_tokenizer(b"{}", "bad.json")
+
+
+@given(st.data())
+def test_whatever_a_manifest_says_it_is_read_or_refused(bpe: Path, data: st.DataObject) -> None:
+    path = bpe / "manifest.json"
+    whole = json.loads(path.read_text())
+    place = data.draw(st.sampled_from([whole, whole["splits"], whole["splits"]["train"]]))
+    key = data.draw(st.sampled_from(sorted(place)))
+    before = place[key]
+    place[key] = data.draw(
+        st.none() | st.integers() | st.text(max_size=3) | st.just(before) | st.dictionaries(st.text(), st.none())
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "manifest.json"
+        changed.write_text(json.dumps(whole))
+        try:
+            manifest = parse_manifest(changed)
+        except InputError:
+            assert place[key] != before
+        else:
+            assert to_plain(manifest) == {name: value for name, value in whole.items() if name != "schema"}
+
+
+def test_levanter_is_asked_for_where_its_cache_is_given(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "shard_ledger.json").write_text("{}")
+    for module in ("levanter", "levanter.store", "levanter.store.cache"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (source,) = find_sources([str(tmp_path)])
+    with pytest.raises(InputError, match="needs Levanter; install foretell with the extra levanter"):
+        next(documents_of(source, "text", lambda data: None, lambda done: None))
+
+
+def test_a_cache_without_training_text_is_refused(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path / "cache") as writer:
+        writer.add("test", np.full(99, 97, np.uint8), 99)
+        writer.add("validation", np.full(99, 97, np.uint8), 99)
+        writer.finish({})
+    with pytest.raises(InputError, match="there is no train text"):
+        read_manifest(tmp_path / "cache")
 
 
 def test_the_smallest_type_that_holds_the_vocabulary() -> None:
