@@ -3,7 +3,6 @@
 import errno
 import gzip
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 from ladder.errors import InputError
 from ladder.records import to_plain
 from models.cache import (
+    FILES,
     check_digests,
     parse_manifest,
     read_documents,
@@ -26,12 +26,13 @@ from models.cache import (
     read_tokens,
     token_dtype,
 )
-from models.cache_writer import CacheWriter
+from models.cache_writer import CacheWriter, _Part
 from models.cli import app
 from models.corpus import split_of
 from models.documents import documents_of, find_sources
 from models.fetch import local_cache
-from models.tokenize_corpus import Request, tokenize
+from models.tokenize_corpus import tokenize
+from models.tokenize_reader import Request
 from models.tokenizer import read_tokenizer, train_bpe
 from tests.models_small import random_documents
 
@@ -185,22 +186,84 @@ def test_json_lines_come_back_as_written(documents: list[str]) -> None:
     assert b"".join(taken) == lines.encode()
 
 
-def test_a_full_disk_is_told_of_and_leaves_nothing(documents, tmp_path: Path, monkeypatch) -> None:
-    import models.cache_writer
+@pytest.mark.parametrize("stop_at", [0, 1, 30, 117, 119, 240])
+def test_a_build_stopped_at_any_document_goes_on(documents, tmp_path: Path, monkeypatch, stop_at: int) -> None:
+    monkeypatch.setattr("models.tokenize_corpus.KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("models.tokenize_corpus.DOCUMENTS_AT_ONCE", 7)
+    parts = [[*documents[30 * n : 30 * n + 30], documents[5 * n]] for n in range(4)]  # with repeats
+    sources = [write_lines(tmp_path / f"{n}.jsonl", part) for n, part in enumerate(parts)]
+    asked = request(*sources, tokenizer="bpe", vocab_size=300)
+    whole, _ = tokenize(asked, tmp_path / "whole")
+    added, error, add = [], KeyboardInterrupt() if stop_at % 2 else OSError(errno.ENOSPC, "No space left"), _Part.add
 
+    def stopping(self, tokens, text_bytes: int) -> None:
+        if len(added) == stop_at:
+            self._files[0].write(b"half a document")
+            raise error
+        added.append(len(tokens))
+        add(self, tokens, text_bytes)
+
+    monkeypatch.setattr(_Part, "add", stopping)
+    if stop_at < 120:
+        with pytest.raises(
+            (KeyboardInterrupt, InputError), match=None if stop_at % 2 else "cannot be written: No space"
+        ):
+            tokenize(asked, tmp_path / "cache")
+        assert not (tmp_path / "cache").exists()
+    read: list[tuple[str, int]] = []
+    monkeypatch.setattr(_Part, "add", add)
+    assert tokenize(asked, tmp_path / "cache", lambda label, done, total: read.append((label, done))) == (whole, True)
+    assert whole.left_out == 4
+    check_digests(tmp_path / "cache", whole)
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == FILES
+    assert {label for label, _ in read} == (
+        {"tokenizing"} if stop_at < 120 else {"training the tokenizer", "tokenizing"}
+    )
+    first = min(done for label, done in read if label == "tokenizing")
+    assert (first == sources[0].stat().st_size) == (30 <= stop_at < 120)  # what was kept is not read again
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "cache", *(path.name for path in sources)}
+
+
+def test_a_build_goes_on_once_a_source_can_be_read_again(documents, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("models.tokenize_corpus.KEEP_SECONDS", 0.0)
+    memory = fsspec.filesystem("memory")
+    for number in range(2):
+        part = write_lines(tmp_path / "part.jsonl", documents[60 * number : 60 * number + 60])
+        memory.pipe(f"/flaky/{number}.jsonl", part.read_bytes())
+    asked = Request(find_sources(["memory://flaky/*.jsonl"]))
+    second = memory.cat("/flaky/1.jsonl")
+    memory.pipe("/flaky/1.jsonl", second[:-9] + b"\xff" * 9)  # as many bytes, so the same request
+    with pytest.raises(InputError, match="not UTF-8"):
+        tokenize(asked, tmp_path / "cache")
+    memory.pipe("/flaky/1.jsonl", second)
+    memory.pipe("/flaky/0.jsonl", b"not read again")
+    manifest, _ = tokenize(asked, tmp_path / "cache")
+    assert sum(split.documents for split in manifest.splits.values()) == 120
+    assert {path.name for path in tmp_path.iterdir()} == {"part.jsonl", "cache"}
+
+
+def test_two_builds_of_one_cache_do_not_mix(documents, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "docs.jsonl", documents)
-    append, written = models.cache_writer._Part._append, []
 
-    def fill(self, index: int, data: bytes) -> None:
-        written.append(len(data))
-        if sum(written) > 5_000:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(self, index, data)
+    def meddle(label: str, done: int, total: int) -> None:
+        with pytest.raises(InputError, match="another process is building"):
+            tokenize(request(source), tmp_path / "cache")
 
-    monkeypatch.setattr(models.cache_writer._Part, "_append", fill)
-    with pytest.raises(InputError, match="cannot be written: No space left on device"):
-        tokenize(request(source), tmp_path / "cache")
-    assert [path.name for path in tmp_path.iterdir()] == ["docs.jsonl"]
+    assert tokenize(request(source), tmp_path / "cache", meddle)[1]
+
+
+def test_a_stopped_build_of_what_has_changed_is_dropped(documents, tmp_path: Path, monkeypatch) -> None:
+    source = write_lines(tmp_path / "docs.jsonl", documents)
+
+    def stop(label: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(request(source), tmp_path / "cache", stop)
+    assert len(list(tmp_path.glob(".cache-*.partial"))) == 1
+    write_lines(source, documents[:100])
+    assert tokenize(request(source), tmp_path / "cache")[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"docs.jsonl", "cache"}
 
 
 def test_requests_that_make_no_sense_are_refused(documents, tmp_path: Path) -> None:
