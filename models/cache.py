@@ -96,11 +96,13 @@ def files_of(manifest: Manifest) -> dict[str, str]:
 
 
 def parse_manifest(path: Path) -> Manifest:
-    """Return the manifest in a file; raises InputError where it is missing or damaged, or lacks a part."""
+    """Return the manifest in a file; raises InputError where it is missing or damaged, or a part is missing or empty."""
     data = read_json(path, SCHEMA)
     manifest = from_plain(Manifest, {key: data[key] for key in data if key != "schema"}, str(path))
     if manifest.splits.keys() != set(SPLITS):
         raise InputError(f"{path} names the parts {', '.join(manifest.splits)}; a token cache has {', '.join(SPLITS)}.")
+    if empty := next((name for name in SPLITS if manifest.splits[name].tokens < 1), None):
+        raise InputError(f"{path}: there is no {empty} text; build the cache anew with more documents.")
     return manifest
 
 

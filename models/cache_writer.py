@@ -1,18 +1,18 @@
 """Building a token cache: in a folder beside its own, put in place whole."""
 
 import contextlib
-import hashlib
+import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer, UInt16
 
-from ladder.records import canonical_json, sha256_bytes, to_plain, write_atomic
+from ladder.records import canonical_json, sha256_bytes, sha256_file, to_plain, write_atomic
 from models.cache import (
     BYTES,
     ONE_EACH,
@@ -24,47 +24,49 @@ from models.cache import (
     token_dtype,
 )
 
+PROGRESS, SEEN = "progress.json", "seen.bin"  # of a build that can be gone on with; no part of the cache
+
 
 class _Part:
     """The growing files of one split."""
 
-    def __init__(self, folder: Path, name: str, dtype: np.dtype[np.unsignedinteger]) -> None:
-        self.documents, self.tokens, self.bytes, self._dtype = 0, 0, 0, dtype
-        self._files = [(folder / f"{name}.bin").open("wb"), (folder / f"{name}.documents.bin").open("wb")]
-        self._digests = [hashlib.sha256(), hashlib.sha256()]
-
-    def _append(self, index: int, data: bytes) -> None:
-        self._files[index].write(data)
-        self._digests[index].update(data)
+    def __init__(self, folder: Path, name: str, dtype: np.dtype[np.unsignedinteger], done: dict[str, int]) -> None:
+        self.documents, self.tokens, self.bytes = (done.get(each, 0) for each in ("documents", "tokens", "bytes"))
+        self._dtype, self._paths = dtype, (folder / f"{name}.bin", folder / f"{name}.documents.bin")
+        self._files = [path.open("r+b" if done else "w+b") for path in self._paths]
+        # What was written after the last `keep` is written again.
+        for file, size in zip(self._files, (self.tokens * dtype.itemsize, self.documents * 8), strict=True):
+            file.truncate(size)
+            file.seek(size)
 
     def add(self, tokens: Integer[np.ndarray, " n"], text_bytes: int) -> None:
-        self._append(0, tokens.astype(self._dtype).tobytes())
-        self._append(1, self.tokens.to_bytes(8, "little"))
+        self._files[0].write(tokens.astype(self._dtype).tobytes())
+        self._files[1].write(self.tokens.to_bytes(8, "little"))
         self.documents, self.tokens, self.bytes = self.documents + 1, self.tokens + len(tokens), self.bytes + text_bytes
 
+    def keep(self) -> dict[str, int]:
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+        return {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
+
     def finish(self) -> Split:
-        self._append(1, self.tokens.to_bytes(8, "little"))
+        self._files[1].write(self.tokens.to_bytes(8, "little"))
+        self.keep()
         self.close()
-        tokens, documents = (digest.hexdigest() for digest in self._digests)
-        return Split(self.documents, self.tokens, self.bytes, tokens, documents)
+        return Split(self.documents, self.tokens, self.bytes, *(sha256_file(path) for path in self._paths))
 
     def close(self) -> None:
         for file in self._files:
-            if not file.closed:
-                _sync(file)
-                file.close()
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+            file.close()
 
 
 class CacheWriter:
     """Writes a token cache; use as a context, and `finish` puts it in place. Left earlier, it leaves nothing.
 
     `tokenizer_json` says which tokenizer numbered the tokens, and `token_bytes` how many bytes of text each stands for;
-    without them bytes are the tokens.
+    without them bytes are the tokens. With `partial`, a folder, what was written up to the last `keep` stays there when
+    it is left early, and a writer of the same folder goes on from it.
     """
 
     def __init__(
@@ -74,11 +76,19 @@ class CacheWriter:
         separator: int = 0,
         tokenizer_json: bytes | None = None,
         token_bytes: UInt16[np.ndarray, " V"] = ONE_EACH,
+        *,
+        partial: Path | None = None,
     ) -> None:
         self._home, self._vocab_size, self._separator = home, vocab_size, separator
         home.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=home.parent))
-        self._parts = {name: _Part(self._folder, name, token_dtype(vocab_size)) for name in SPLITS}
+        self._temporary = partial is None
+        self._folder = partial or Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=home.parent))
+        path = self._folder / PROGRESS
+        kept = json.loads(path.read_bytes()) if path.exists() else {"parts": {}, "note": {}}
+        self.note: dict[str, Any] = kept["note"]
+        self._parts = {
+            name: _Part(self._folder, name, token_dtype(vocab_size), kept["parts"].get(name, {})) for name in SPLITS
+        }
         self._tokenizer, self._table = BYTES, ""
         if tokenizer_json is not None:
             table = token_bytes.astype("<u2").tobytes()
@@ -95,11 +105,21 @@ class CacheWriter:
         for part in self._parts.values():
             with contextlib.suppress(OSError):  # of a full disk, which was told of where it was met
                 part.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._temporary:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, split: str, tokens: Integer[np.ndarray, " n"], text_bytes: int) -> None:
         """Append a document, without its separator, that stands for `text_bytes` bytes of text."""
         self._parts[split].add(np.append(tokens, self._separator), text_bytes + (self._tokenizer == BYTES))
+
+    def documents(self, split: str) -> int:
+        """Return how many documents of a part have been written."""
+        return self._parts[split].documents
+
+    def keep(self, note: dict[str, Any]) -> None:
+        """Make what was written last through a kill, with a `note` that the next writer of the folder finds."""
+        parts = {name: part.keep() for name, part in self._parts.items()}
+        write_atomic(self._folder / PROGRESS, canonical_json({"parts": parts, "note": note}))
 
     def finish(
         self, sources: dict[str, str], *, left_out: int = 0, request: str = "", replace: bool = False
@@ -121,6 +141,8 @@ class CacheWriter:
             request=request,
         )
         write_atomic(self._folder / "manifest.json", canonical_json({"schema": SCHEMA, **to_plain(manifest)}))
+        for name in (PROGRESS, SEEN):
+            (self._folder / name).unlink(missing_ok=True)
         self._folder.chmod(0o755)  # as others may read what is no secret
         put_in_place(self._folder, self._home, replace=replace)
         return manifest

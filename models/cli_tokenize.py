@@ -85,7 +85,8 @@ def tokenize_command(
     """
     from ladder.records import to_plain
     from models.documents import find_sources
-    from models.tokenize_corpus import Request, tokenize
+    from models.tokenize_corpus import tokenize
+    from models.tokenize_reader import Request
 
     request = Request(
         find_sources(sources),

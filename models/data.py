@@ -1,7 +1,7 @@
 """Training and evaluation text in memory or mapped from the disk; batches that depend on seed and step alone.
 
 Training sequences are windows of a domain's text, documents one after the other with a separator behind each; a
-window may hold parts of several documents, and attention crosses the separators. The window i holds tokens i S to
+window may hold parts of several documents, see `models.mixture.Documents`. The window i holds tokens i S to
 i S + S, so that every token but a text's first is predicted once an epoch.
 """
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int, UInt, UInt16
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ladder.errors import InputError
 from ladder.records import canonical_json, sha256_bytes
@@ -119,10 +120,12 @@ class Batches:
         domains, ranks = self._interleaving.at(sequences)
         epochs, within = np.divmod(ranks, self._windows[domains])
         rows = np.empty((len(sequences), self._seq_len + 1), self._corpus.train[0].dtype)
-        for domain, epoch in np.unique(np.stack([domains, epochs]), axis=1).T.tolist():
-            here = (domains == domain) & (epochs == epoch)
-            starts = self._order(domain, epoch)[within[here]].astype(np.int64) * self._seq_len
-            rows[here] = self._corpus.train[domain][starts[:, None] + np.arange(self._seq_len + 1)]
+        passes = epochs * len(self._windows) + domains
+        for number in np.unique(passes).tolist():
+            epoch, domain = divmod(number, len(self._windows))
+            here = passes == number
+            windows = sliding_window_view(self._corpus.train[domain], self._seq_len + 1)[:: self._seq_len]
+            rows[here] = windows[self._order(domain, epoch)[within[here]]]
         return rows.reshape(last - first, self._batch_seqs, -1)
 
     def _order(self, domain: int, epoch: int) -> Int[np.ndarray, " windows"]:
@@ -140,6 +143,4 @@ def eval_windows(text: UInt[np.ndarray, " tokens"], seq_len: int, limit: int) ->
     """
     windows = (len(text) - 1) // seq_len
     count = min(windows, limit // seq_len)
-    starts = np.arange(count) * windows // count * seq_len
-    chosen: np.ndarray = text[starts[:, None] + np.arange(seq_len + 1)]
-    return chosen
+    return sliding_window_view(text, seq_len + 1)[np.arange(count) * windows // count * seq_len]

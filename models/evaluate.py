@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt, UInt16
+from jaxtyping import Array, Float, Int, UInt, UInt16
 
 from models.data import EVAL_TOKENS, Corpus, eval_windows
 from models.experts import dense
@@ -19,11 +19,14 @@ GROUPS_AT_ONCE = 8  # in one dispatch: the validation text of the tiny recipe, a
 
 @jax.jit
 def _window_losses(
-    params: Transformer, bias: Float[Array, "L E"], windows: UInt[Array, "groups W S1"]
+    params: Transformer,
+    bias: Float[Array, "L E"],
+    windows: UInt[Array, "groups W S1"],
+    separator: Int[Array, ""] | None,
 ) -> Float[Array, "groups W"]:
     def group(tokens: UInt[Array, "W S1"]) -> Float[Array, " W"]:
         numbers = tokens.astype(jnp.int32)
-        logits, _ = params(numbers[:, :-1], bias, dense)
+        logits, _ = params(numbers[:, :-1], bias, dense, separator)
         return jnp.mean(token_losses(logits, numbers[:, 1:])[0], axis=1)
 
     losses: Array = jax.lax.map(group, windows)
@@ -36,11 +39,13 @@ def evaluate(
     text: UInt[np.ndarray, " tokens"],
     limit: int,
     token_bytes: UInt16[np.ndarray, " V"],
+    separator: Int[Array, ""] | None = None,
 ) -> Evaluation:
     """Return the loss of a model, with the router bias it trained with, on the fixed windows of `text`, `limit` tokens.
 
     Bits per byte are the nats of all predicted tokens over ln 2 and over the bytes of text that those tokens stand for
-    by `token_bytes`; separators cost nats and stand for no bytes, unless bytes are the tokens.
+    by `token_bytes`; separators cost nats and stand for no bytes, unless bytes are the tokens. With a `separator` a token
+    attends to its own document alone.
     """
     windows = eval_windows(text, params.shape.seq_len, limit)
     count = len(windows)
@@ -49,7 +54,7 @@ def evaluate(
     missing = -count % (GROUPS_AT_ONCE * WINDOWS_AT_ONCE)
     padded = np.concatenate([windows, np.repeat(windows[:1], missing, axis=0)])
     calls = padded.reshape(-1, GROUPS_AT_ONCE, WINDOWS_AT_ONCE, windows.shape[1])
-    found = [np.asarray(_window_losses(params, bias, jnp.asarray(groups)), np.float64) for groups in calls]
+    found = [np.asarray(_window_losses(params, bias, jnp.asarray(groups), separator), np.float64) for groups in calls]
     losses = np.concatenate(found, axis=None)[:count]
     mean = float(losses.mean())
     predicted = windows[:, 1:]
@@ -64,8 +69,10 @@ def evaluate_all(params: Transformer, bias: Float[Array, "L E"], corpus: Corpus)
     The mean is the macro loss: every domain counts the same, whatever its size and weight.
     """
     found, by_split = {}, dict[str, list[Evaluation]]()
+    separator = None if corpus.mixture.separator is None else jnp.int32(corpus.mixture.separator)
     for text in corpus.held_out:
-        found[text.name] = evaluate(params, bias, text.tokens, EVAL_TOKENS[text.split], corpus.token_bytes)
+        limit = EVAL_TOKENS[text.split]
+        found[text.name] = evaluate(params, bias, text.tokens, limit, corpus.token_bytes, separator)
         by_split.setdefault(text.split, []).append(found[text.name])
     return {split: macro_mean(parts) for split, parts in by_split.items()} | found
 

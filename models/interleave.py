@@ -32,7 +32,7 @@ class Interleaving:
 
         Tijdeman (1980), The chairman assignment problem: of the k domains that may be next without getting ahead of
         their share, the one whose turn ends first. After any n sequences domain i has had n w_i to within
-        1 - 1/(2k - 2), which no rule betters. Weights are whole, so after their sum all shares are exact and it repeats.
+        1 - 1/(2k - 2). Weights are whole, so after their sum all shares are exact and it repeats.
         """
         return _interleaving(tuple(weights), min(sum(weights), max(1, needed)))
 

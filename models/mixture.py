@@ -3,6 +3,7 @@
 A mixture is a small TOML or JSON file, its folders and URLs relative to itself:
 
     schema = "mixture/1"
+    documents = "separate"     # or "packed", the default
 
     [domains.docs]
     cache = "caches/docs"
@@ -22,6 +23,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,13 @@ NAME = re.compile(r"[a-z0-9_.-]+")  # of a domain, which stands in the names of 
 LARGEST_RATIO = 10**6  # between weights; beyond it one is mistyped
 
 
+class Documents(StrEnum):
+    """What attention makes of a sequence that holds parts of several documents."""
+
+    PACKED = "packed"  # it crosses their separators
+    SEPARATE = "separate"  # each token sees its own document alone
+
+
 @dataclass(frozen=True)
 class Domain:
     """One token cache of a mixture and its weight.
@@ -48,7 +57,7 @@ class Domain:
         name: in metrics; empty for a corpus that is used alone.
         cache: its folder on this machine.
         weight: sequences out of every sum of weights.
-        sha256, tokenizer, vocab_size, train_tokens: as its manifest says.
+        sha256, tokenizer, vocab_size, separator, train_tokens: as its manifest says.
         held_out_tokens: of the shorter one of its held-out texts.
     """
 
@@ -58,6 +67,7 @@ class Domain:
     sha256: str
     tokenizer: str
     vocab_size: int
+    separator: int
     train_tokens: int
     held_out_tokens: int
 
@@ -68,25 +78,37 @@ class Domain:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Domains with weights, and how often a run may go through one; the batches of a run follow from it and the seed."""
+    """Domains with weights; the batches of a run follow from it and the seed.
+
+    Attributes:
+        epochs: passes over a domain that a run may make.
+        documents: how several share a sequence.
+    """
 
     domains: tuple[Domain, ...]
     epochs: int = 1
+    documents: Documents = Documents.PACKED
 
     @property
     def sha256(self) -> str:
-        """Identity: names, contents and weights, in order; that of the cache itself where one is used alone.
+        """Identity: names, contents and weights, in order, and how documents are treated; of a cache used alone its own.
 
         Where the caches lie and how many epochs are allowed decide no batch.
         """
         if not self.domains[0].name:
             return self.domains[0].sha256
-        return sha256_bytes(canonical_json([[each.name, each.sha256, each.weight] for each in self.domains]))
+        parts = [[each.name, each.sha256, each.weight] for each in self.domains]
+        return sha256_bytes(canonical_json({"documents": self.documents.value, "domains": parts}))
 
     @property
     def tokenizer(self) -> str:
         """The one tokenizer of all domains."""
         return self.domains[0].tokenizer
+
+    @property
+    def separator(self) -> int | None:
+        """The token at whose occurrences attention is cut; None where documents are packed."""
+        return self.domains[0].separator if self.documents is Documents.SEPARATE else None
 
     def sequences(self, rung: Rung) -> tuple[int, ...]:
         """Return how many sequences a run of `rung` takes from each domain."""
@@ -135,7 +157,7 @@ def _domain(name: str, folder: Path, weight: int) -> Domain:
     manifest = read_manifest(folder)
     tokens = {split: part.tokens for split, part in manifest.splits.items()}
     held_out = min(tokens["validation"], tokens["test"])
-    known = (manifest.sha256, manifest.tokenizer, manifest.vocab_size)
+    known = (manifest.sha256, manifest.tokenizer, manifest.vocab_size, manifest.separator)
     return Domain(name, folder, weight, *known, tokens["train"], held_out)
 
 
@@ -146,7 +168,7 @@ def read_mixture(where: str, epochs: int = 1) -> Mixture:
     """
     if not where.endswith((".toml", ".json")):
         return Mixture((_domain("", local_cache(where), 1),), epochs)
-    entries = _entries(_parsed(where), where)
+    entries, documents = _entries(_parsed(where), where)
     weights = _whole_weights([weight for _, _, weight in entries])
     base = where.rpartition("/")[0] if is_url(where) else str(Path(where).parent)
     domains = []
@@ -154,12 +176,12 @@ def read_mixture(where: str, epochs: int = 1) -> Mixture:
         absolute = cache if is_url(cache) or cache.startswith("/") else f"{base}/{cache}"
         domains.append(_domain(name, local_cache(absolute), weight))
     for domain in domains:
-        if domain.tokenizer != domains[0].tokenizer:
+        if (domain.tokenizer, domain.separator) != (domains[0].tokenizer, domains[0].separator):
             raise InputError(f"{where}: domains {domains[0].name} and {domain.name} have different tokenizers.")
         first = next(each for each in domains if each.sha256 == domain.sha256)
         if first is not domain:
             raise InputError(f"{where}: domains {first.name} and {domain.name} are one cache; give it once.")
-    return Mixture(tuple(domains), epochs)
+    return Mixture(tuple(domains), epochs, documents)
 
 
 def _parsed(where: str) -> Any:
@@ -176,16 +198,19 @@ def _parsed(where: str) -> Any:
         raise InputError(f"{where} is no valid {where.rpartition('.')[2].upper()}: {error}.") from None
 
 
-def _entries(data: Any, where: str) -> list[tuple[str, str, Fraction]]:
-    """Return (name, cache, weight) of the domains of a mixture file."""
+def _entries(data: Any, where: str) -> tuple[list[tuple[str, str, Fraction]], Documents]:
+    """Return (name, cache, weight) of the domains of a mixture file, and what it says of documents."""
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise InputError(f"{where} is no mixture file: its schema is {schema!r}, expected {SCHEMA!r}.")
     domains = data.get("domains")
     if not isinstance(domains, dict) or not domains:
         raise InputError(f"{where} has no domains; write [domains.NAME] with cache and weight for each.")
-    if unknown := sorted(set(data) - {"schema", "domains"}):
-        raise InputError(f"{where}: unknown field {unknown[0]}; a mixture has schema and domains.")
+    if unknown := sorted(set(data) - {"schema", "documents", "domains"}):
+        raise InputError(f"{where}: unknown field {unknown[0]}; a mixture has schema, documents and domains.")
+    documents = data.get("documents", Documents.PACKED.value)
+    if documents not in list(Documents):
+        raise InputError(f"{where}: documents {documents!r} must be {' or '.join(Documents)}.")
     found = []
     for name, entry in domains.items():
         if not NAME.fullmatch(name):
@@ -203,7 +228,7 @@ def _entries(data: Any, where: str) -> list[tuple[str, str, Fraction]]:
     least, most = min(weight for *_, weight in found), max(weight for *_, weight in found)
     if most > LARGEST_RATIO * least:
         raise InputError(f"{where}: weights {least} and {most} are more than a factor of {LARGEST_RATIO} apart.")
-    return [(name, cache, Fraction(weight)) for name, cache, weight in found]
+    return [(name, cache, Fraction(weight)) for name, cache, weight in found], Documents(documents)
 
 
 def _whole_weights(weights: Sequence[Fraction]) -> list[int]:

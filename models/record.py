@@ -46,7 +46,7 @@ class DataUse:
         tokenizer: "bytes", or the digest of its tokenizer.json.
         unique_tokens: distinct tokens it trains on.
         epochs: passes over the training text of each domain; "corpus" is one used alone.
-        documents: how they share a sequence: "packed" ones are read across the separators.
+        documents: "packed" where attention crosses their separators, else "separate".
         eval_sets: identity of each held-out text.
     """
 

@@ -114,6 +114,7 @@ def train_run(
     spec_sha256, started_at = _start(folder, rung, seed, mixture.sha256)
     state = _resume(folder, spec_sha256, initial_state(rung.shape, jnp.int32(seed)))
     batches = Batches(corpus, rung, seed)
+    separator = None if mixture.separator is None else jnp.int32(mixture.separator)
     hyper, slots = Hyperparams.of(rung), capacity(rung.shape, rung.capacity_factor, rung.batch_tokens)
     every = max(1, rung.steps // LOGGED_STEPS)
 
@@ -123,7 +124,7 @@ def train_run(
         start = time.monotonic()
         last = min(rung.steps, first + (CHUNK if first_seconds else 8))  # a short first chunk tells compilation apart
         rows = jnp.asarray(full_chunk(batches.at(first, last)))
-        state, metrics = train_chunk(state, rows, hyper, jnp.int32(last), slots)
+        state, metrics = train_chunk(state, rows, hyper, jnp.int32(last), slots, separator)
         done = int(state.step) - first
         seconds = time.monotonic() - start
         if first_seconds:
@@ -165,7 +166,7 @@ def train_run(
         device=jax.devices()[0].device_kind,
         corpus_sha256=mixture.sha256,
         data=DataUse(
-            mixture.tokenizer, mixture.unique_tokens(rung), mixture.epochs_of(rung), "packed", corpus.eval_sets
+            mixture.tokenizer, mixture.unique_tokens(rung), mixture.epochs_of(rung), mixture.documents, corpus.eval_sets
         ),
         spec_sha256=spec_sha256,
         provenance=provenance(seed),

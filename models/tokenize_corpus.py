@@ -1,9 +1,13 @@
 """From sources and a tokenizer to a token cache, built once."""
 
-import hashlib
+import contextlib
+import fcntl
+import glob
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -13,97 +17,27 @@ from jaxtyping import Integer
 from ladder.errors import InputError
 from ladder.records import canonical_json, read_json, sha256_bytes, to_plain
 from models.cache import BYTES, FILES, SCHEMA, SPLITS, Manifest, check_digests, read_manifest
-from models.cache_writer import CacheWriter
-from models.corpus import split_of
-from models.documents import Document, Source, documents_of
+from models.cache_writer import PROGRESS, SEEN, CacheWriter
+from models.documents import Document
 from models.fetch import why
+from models.tokenize_reader import BPE, Progress, Reader, Request
 from models.tokenizer import AbstractTokenizer, ByteTokenizer, read_tokenizer, train_bpe
 
-BPE = "bpe"  # the tokenizer that is trained on the training text
 DOCUMENTS_AT_ONCE = 256  # that the tokenizer's threads share
+KEEP_SECONDS = 30.0  # at most this much work is lost to a kill, besides one source
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a token cache is to be made of.
-
-    Attributes:
-        sources: texts to train on; where there are no held-out ones each document goes by its hash to one part.
-        validation, test: held-out texts; both or none.
-        tokenizer: "bytes", "bpe" to train one, or path or URL of a tokenizer.json.
-        vocab_size: of the one to train.
-        separator: token that ends documents in a tokenizer.json; by default the usual ones are tried.
-        field: of JSON Lines, that holds the text.
-    """
-
-    sources: tuple[Source, ...]
-    validation: tuple[Source, ...] = ()
-    test: tuple[Source, ...] = ()
-    tokenizer: str = BYTES
-    vocab_size: int | None = None
-    separator: str | None = None
-    field: str = "text"
-
-    def __post_init__(self) -> None:
-        urls = [source.url for source in self.all_sources]
-        if twice := next((url for url in urls if urls.count(url) > 1), None):
-            raise InputError(f"{twice} is given twice; repeated text changes the law.")
-        if bool(self.validation) != bool(self.test):
-            raise InputError("give both --validation and --test, or neither.")
-        if (self.tokenizer == BPE) != (self.vocab_size is not None):
-            raise InputError("--vocab-size belongs to --tokenizer bpe, which needs it.")
-        if self.tokenizer in (BYTES, BPE) and any(source.levanter for source in self.all_sources):
-            raise InputError("a Levanter cache is numbered already; give its tokenizer.json with --tokenizer.")
-
-    @property
-    def all_sources(self) -> tuple[Source, ...]:
-        """All sources, held-out ones first, so that training loses what stands in both."""
-        return (*self.test, *self.validation, *self.sources)
-
-
-Progress = Callable[[str, int, int], None]  # what is being done, bytes of the sources read, and in all
-
-
-class _Reader:
-    """Goes through the documents of a request, each once, and knows which part each belongs to."""
-
-    def __init__(self, request: Request, label: str, progress: Progress) -> None:
-        self._request, self._label, self._progress = request, label, progress
-        self.digests: dict[str, str] = {}
-        self.left_out = 0
-
-    def __iter__(self) -> Iterator[tuple[str, Document, str]]:
-        """Yield (part, document, where it stands)."""
-        request, seen, before = self._request, set[bytes](), 0
-        total = sum(source.size for source in request.all_sources)
-        for source in request.all_sources:
-            part = "test" if source in request.test else "validation" if source in request.validation else "train"
-            digest = hashlib.sha256()
-
-            def report(read: int, before: int = before) -> None:
-                self._progress(self._label, before + read, total)
-
-            for document, where in documents_of(source, request.field, digest.update, report):
-                key = document.encode() if isinstance(document, str) else document.astype("<i8").tobytes()
-                short = hashlib.blake2b(key, digest_size=16).digest()
-                if not key or short in seen:
-                    self.left_out += 1
-                    continue
-                seen.add(short)
-                yield part if request.test else split_of(key), document, where
-            before += source.size
-            report(0, before)
-            self.digests[source.url] = digest.hexdigest()
-
-
-def _tokenizer(request: Request, progress: Progress) -> AbstractTokenizer:
+def _tokenizer(request: Request, partial: Path, progress: Progress) -> AbstractTokenizer:
     if request.tokenizer == BYTES:
         return ByteTokenizer()
-    if request.vocab_size is not None:
-        reader = _Reader(request, "training the tokenizer", progress)
-        texts = (document for part, document, _ in reader if part == "train" and isinstance(document, str))
-        return train_bpe(texts, request.vocab_size)
-    return read_tokenizer(_tokenizer_json(request.tokenizer), request.tokenizer, request.separator)
+    if request.vocab_size is None:
+        return read_tokenizer(_tokenizer_json(request.tokenizer), request.tokenizer, request.separator)
+    if (trained := partial / "tokenizer.json").exists():
+        return read_tokenizer(trained.read_bytes(), str(trained))
+    reader = Reader(request, "training the tokenizer", progress)
+    documents = itertools.chain.from_iterable(reader.sources())
+    texts = (document for part, document, _ in documents if part == "train" and isinstance(document, str))
+    return train_bpe(texts, request.vocab_size)
 
 
 def _tokenizer_json(where: str) -> bytes:
@@ -140,30 +74,74 @@ def tokenize(
 ) -> tuple[Manifest, bool]:
     """Return the manifest of the token cache in `home`, and whether it was built now.
 
-    One that is there already is kept where the same was asked for, and is built anew where it is damaged. Documents
-    that are empty or were seen before are left out. Raises InputError where `home` holds something else, where a
-    source cannot be read, and where a part would be empty.
+    One that is there already is kept where the same was asked for, and is built anew where it is damaged. A build that
+    was stopped goes on from the last source that was kept. Documents that are empty or were seen before are left out.
+    Raises InputError where `home` holds something else, where a source cannot be read, and where a part would be empty.
     """
     asked = sha256_bytes(canonical_json({**to_plain(request), "tokenizer": _tokenizer_identity(request)}))
     if home.exists() and (whole := _there_already(home, asked)):
         return whole, False
-    tokenizer = _tokenizer(request, progress)
     try:
-        return _write(request, tokenizer, home, asked, progress), True
+        with _partial_build(home, asked) as partial:
+            return _write(request, home, partial, asked, progress), True
     except OSError as error:
-        raise InputError(f"{home} cannot be written: {why(error)}; nothing of it was kept.") from None
+        raise InputError(
+            f"{home} cannot be written: {why(error)}. What was done is kept; run the same command again to go on."
+        ) from None
 
 
-def _write(request: Request, tokenizer: AbstractTokenizer, home: Path, asked: str, progress: Progress) -> Manifest:
-    reader = _Reader(request, "tokenizing", progress)
-    documents = dict.fromkeys(SPLITS, 0)
+@contextlib.contextmanager
+def _partial_build(home: Path, asked: str) -> Iterator[Path]:
+    """Yield the folder in which this process alone builds `home`; it stays when the build is stopped."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    mine = home.parent / f".{home.name}-{asked[:16]}.partial"
+    for other in home.parent.glob(f".{glob.escape(home.name)}-*.partial"):
+        if other != mine:  # of sources that have changed since
+            with _locked(other) as free:
+                if free:
+                    shutil.rmtree(other)
+    mine.mkdir(exist_ok=True)
+    with _locked(mine) as free:
+        if not free:
+            raise InputError(f"another process is building {home}; wait for it.")
+        try:
+            yield mine
+        except InputError:
+            if not (mine / PROGRESS).exists():  # nothing to go on from once the source is mended or there again
+                shutil.rmtree(mine)
+            raise
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder; yields whether it was free. It goes with the process that holds it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        free = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        yield free
+    finally:
+        os.close(handle)
+
+
+def _write(request: Request, home: Path, partial: Path, asked: str, progress: Progress) -> Manifest:
+    tokenizer = _tokenizer(request, partial, progress)
+    reader = Reader(request, "tokenizing", progress)
     known = (tokenizer.vocab_size, tokenizer.separator, tokenizer.json, tokenizer.token_bytes)
-    with CacheWriter(home, *known) as writer:
-        for batch in itertools.batched(reader, DOCUMENTS_AT_ONCE):
-            for part, tokens, text_bytes in _numbered(tokenizer, batch):
-                writer.add(part, tokens, text_bytes)
-                documents[part] += 1
-        if empty := next((part for part in SPLITS if not documents[part]), None):
+    with CacheWriter(home, *known, partial=partial) as writer:
+        reader.restore(partial / SEEN, writer.note)
+        kept = time.monotonic()
+        for source in reader.sources():
+            for batch in itertools.batched(source, DOCUMENTS_AT_ONCE):
+                for part, tokens, text_bytes in _numbered(tokenizer, batch):
+                    writer.add(part, tokens, text_bytes)
+            if time.monotonic() - kept > KEEP_SECONDS:
+                writer.keep(reader.keep(partial / SEEN))
+                kept = time.monotonic()
+        if empty := next((part for part in SPLITS if not writer.documents(part)), None):
             raise InputError(
                 f"no document of {', '.join(source.url for source in request.sources)} is for {empty}; give more "
                 "documents, or held-out files with --validation and --test."

@@ -95,14 +95,21 @@ def initial_state(shape: MoeShape, seed: Int[Array, ""], router: RouterPlan = TI
 
 
 def train_step(
-    state: TrainState, batch: Int[Array, "B S1"], hyper: Hyperparams, slots: int
+    state: TrainState,
+    batch: Int[Array, "B S1"],
+    hyper: Hyperparams,
+    slots: int,
+    separator: Int[Array, ""] | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Return the state after one step on `batch`, rows of S + 1 tokens, with `slots` slots per expert."""
+    """Return the state after one step on `batch`, rows of S + 1 tokens, with `slots` slots per expert.
+
+    With a `separator` a token attends to its own document alone.
+    """
     dispatch = Gather(slots)
     shape = state.params.shape
 
     def objective(params: Transformer) -> tuple[Float[Array, ""], PyTree]:
-        losses, partition, stats = params.losses(batch, state.bias, dispatch)
+        losses, partition, stats = params.losses(batch, state.bias, dispatch, separator)
         loss = jnp.mean(losses)
         total = loss + hyper.z_loss * jnp.mean(partition * partition)
         if state.params.router.z_loss or state.params.router.balancing == "auxiliary":
@@ -154,6 +161,7 @@ def train_chunk(
     hyper: Hyperparams,
     last: Int[Array, ""],
     slots: int,
+    separator: Int[Array, ""] | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Return the state after the steps up to `last` (at most CHUNK) and the metrics of each, one row of CHUNK a step.
 
@@ -169,7 +177,7 @@ def train_chunk(
     def advance(carry: tuple[TrainState, Metrics, Float[Array, ""]]) -> tuple[TrainState, Metrics, Float[Array, ""]]:
         state, buffers, _ = carry
         at = state.step - first
-        after, metrics = train_step(state, batches[at].astype(jnp.int32), hyper, slots)
+        after, metrics = train_step(state, batches[at].astype(jnp.int32), hyper, slots, separator)
         return after, Metrics(*(b.at[at].set(m) for b, m in zip(buffers, metrics, strict=True))), metrics.loss
 
     state, buffers, _ = jax.lax.while_loop(unfinished, advance, (state, buffers, jnp.zeros(())))

@@ -3,7 +3,8 @@
 import errno
 import gzip
 import json
-import os
+import sys
+import tempfile
 from pathlib import Path
 
 import fsspec
@@ -14,12 +15,24 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ladder.errors import InputError
-from models.cache import check_digests, read_documents, read_manifest, read_token_bytes, read_tokens, token_dtype
+from ladder.records import to_plain
+from models.cache import (
+    FILES,
+    check_digests,
+    parse_manifest,
+    read_documents,
+    read_manifest,
+    read_token_bytes,
+    read_tokens,
+    token_dtype,
+)
+from models.cache_writer import CacheWriter, _Part
 from models.cli import app
 from models.corpus import split_of
 from models.documents import documents_of, find_sources
 from models.fetch import local_cache
-from models.tokenize_corpus import Request, tokenize
+from models.tokenize_corpus import tokenize
+from models.tokenize_reader import Request
 from models.tokenizer import read_tokenizer, train_bpe
 from tests.models_small import random_documents
 
@@ -173,22 +186,84 @@ def test_json_lines_come_back_as_written(documents: list[str]) -> None:
     assert b"".join(taken) == lines.encode()
 
 
-def test_a_full_disk_is_told_of_and_leaves_nothing(documents, tmp_path: Path, monkeypatch) -> None:
-    import models.cache_writer
+@pytest.mark.parametrize("stop_at", [0, 1, 30, 117, 119, 240])
+def test_a_build_stopped_at_any_document_goes_on(documents, tmp_path: Path, monkeypatch, stop_at: int) -> None:
+    monkeypatch.setattr("models.tokenize_corpus.KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("models.tokenize_corpus.DOCUMENTS_AT_ONCE", 7)
+    parts = [[*documents[30 * n : 30 * n + 30], documents[5 * n]] for n in range(4)]  # with repeats
+    sources = [write_lines(tmp_path / f"{n}.jsonl", part) for n, part in enumerate(parts)]
+    asked = request(*sources, tokenizer="bpe", vocab_size=300)
+    whole, _ = tokenize(asked, tmp_path / "whole")
+    added, error, add = [], KeyboardInterrupt() if stop_at % 2 else OSError(errno.ENOSPC, "No space left"), _Part.add
 
+    def stopping(self, tokens, text_bytes: int) -> None:
+        if len(added) == stop_at:
+            self._files[0].write(b"half a document")
+            raise error
+        added.append(len(tokens))
+        add(self, tokens, text_bytes)
+
+    monkeypatch.setattr(_Part, "add", stopping)
+    if stop_at < 120:
+        with pytest.raises(
+            (KeyboardInterrupt, InputError), match=None if stop_at % 2 else "cannot be written: No space"
+        ):
+            tokenize(asked, tmp_path / "cache")
+        assert not (tmp_path / "cache").exists()
+    read: list[tuple[str, int]] = []
+    monkeypatch.setattr(_Part, "add", add)
+    assert tokenize(asked, tmp_path / "cache", lambda label, done, total: read.append((label, done))) == (whole, True)
+    assert whole.left_out == 4
+    check_digests(tmp_path / "cache", whole)
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == FILES
+    assert {label for label, _ in read} == (
+        {"tokenizing"} if stop_at < 120 else {"training the tokenizer", "tokenizing"}
+    )
+    first = min(done for label, done in read if label == "tokenizing")
+    assert (first == sources[0].stat().st_size) == (30 <= stop_at < 120)  # what was kept is not read again
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "cache", *(path.name for path in sources)}
+
+
+def test_a_build_goes_on_once_a_source_can_be_read_again(documents, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("models.tokenize_corpus.KEEP_SECONDS", 0.0)
+    memory = fsspec.filesystem("memory")
+    for number in range(2):
+        part = write_lines(tmp_path / "part.jsonl", documents[60 * number : 60 * number + 60])
+        memory.pipe(f"/flaky/{number}.jsonl", part.read_bytes())
+    asked = Request(find_sources(["memory://flaky/*.jsonl"]))
+    second = memory.cat("/flaky/1.jsonl")
+    memory.pipe("/flaky/1.jsonl", second[:-9] + b"\xff" * 9)  # as many bytes, so the same request
+    with pytest.raises(InputError, match="not UTF-8"):
+        tokenize(asked, tmp_path / "cache")
+    memory.pipe("/flaky/1.jsonl", second)
+    memory.pipe("/flaky/0.jsonl", b"not read again")
+    manifest, _ = tokenize(asked, tmp_path / "cache")
+    assert sum(split.documents for split in manifest.splits.values()) == 120
+    assert {path.name for path in tmp_path.iterdir()} == {"part.jsonl", "cache"}
+
+
+def test_two_builds_of_one_cache_do_not_mix(documents, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "docs.jsonl", documents)
-    append, written = models.cache_writer._Part._append, []
 
-    def fill(self, index: int, data: bytes) -> None:
-        written.append(len(data))
-        if sum(written) > 5_000:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(self, index, data)
+    def meddle(label: str, done: int, total: int) -> None:
+        with pytest.raises(InputError, match="another process is building"):
+            tokenize(request(source), tmp_path / "cache")
 
-    monkeypatch.setattr(models.cache_writer._Part, "_append", fill)
-    with pytest.raises(InputError, match="cannot be written: No space left on device"):
-        tokenize(request(source), tmp_path / "cache")
-    assert [path.name for path in tmp_path.iterdir()] == ["docs.jsonl"]
+    assert tokenize(request(source), tmp_path / "cache", meddle)[1]
+
+
+def test_a_stopped_build_of_what_has_changed_is_dropped(documents, tmp_path: Path, monkeypatch) -> None:
+    source = write_lines(tmp_path / "docs.jsonl", documents)
+
+    def stop(label: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize(request(source), tmp_path / "cache", stop)
+    assert len(list(tmp_path.glob(".cache-*.partial"))) == 1
+    write_lines(source, documents[:100])
+    assert tokenize(request(source), tmp_path / "cache")[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"docs.jsonl", "cache"}
 
 
 def test_requests_that_make_no_sense_are_refused(documents, tmp_path: Path) -> None:
@@ -201,6 +276,8 @@ def test_requests_that_make_no_sense_are_refused(documents, tmp_path: Path) -> N
         request(source, vocab_size=300)
     with pytest.raises(InputError, match="--vocab-size belongs to"):
         request(source, tokenizer="bpe")
+    with pytest.raises(InputError, match="--separator belongs to"):
+        request(source, separator="</s>")
     with pytest.raises(InputError, match="at least 257"):
         tokenize(request(source, tokenizer="bpe", vocab_size=100), tmp_path / "cache")
     with pytest.raises(InputError, match="gives a vocabulary of"):
@@ -242,6 +319,45 @@ def test_tokenizers_that_lose_bytes_or_end_no_documents_are_refused(documents) -
         read_tokenizer(engine.to_str().encode(), "meta.json")
     with pytest.raises(InputError, match=r"bad\.json is no tokenizer\.json"):
         read_tokenizer(b"{}", "bad.json")
+
+
+@given(st.data())
+def test_whatever_a_manifest_says_it_is_read_or_refused(bpe: Path, data: st.DataObject) -> None:
+    path = bpe / "manifest.json"
+    whole = json.loads(path.read_text())
+    place = data.draw(st.sampled_from([whole, whole["splits"], whole["splits"]["train"]]))
+    key = data.draw(st.sampled_from(sorted(place)))
+    before = place[key]
+    place[key] = data.draw(
+        st.none() | st.integers() | st.text(max_size=3) | st.just(before) | st.dictionaries(st.text(), st.none())
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "manifest.json"
+        changed.write_text(json.dumps(whole))
+        try:
+            manifest = parse_manifest(changed)
+        except InputError:
+            assert place[key] != before
+        else:
+            assert to_plain(manifest) == {name: value for name, value in whole.items() if name != "schema"}
+
+
+def test_levanter_is_asked_for_where_its_cache_is_given(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "shard_ledger.json").write_text("{}")
+    for module in ("levanter", "levanter.store", "levanter.store.cache"):
+        monkeypatch.setitem(sys.modules, module, None)
+    (source,) = find_sources([str(tmp_path)])
+    with pytest.raises(InputError, match="needs Levanter; install foretell with the extra levanter"):
+        next(documents_of(source, "text", lambda data: None, lambda done: None))
+
+
+def test_a_cache_without_training_text_is_refused(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path / "cache") as writer:
+        writer.add("test", np.full(99, 97, np.uint8), 99)
+        writer.add("validation", np.full(99, 97, np.uint8), 99)
+        writer.finish({})
+    with pytest.raises(InputError, match="there is no train text"):
+        read_manifest(tmp_path / "cache")
 
 
 def test_the_smallest_type_that_holds_the_vocabulary() -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,12 +23,15 @@ from models.cache import read_documents
 from models.cache_writer import CacheWriter
 from models.cli import app
 from models.data import EVAL_TOKENS, Batches, eval_windows, read_corpus, training_order
+from models.evaluate import evaluate
+from models.experts import dense
 from models.interleave import Interleaving
 from models.mixture import Mixture, read_mixture
 from models.record import read_record
 from models.run import train_run
 from models.table import collect_runs
 from models.tokenizer import train_bpe
+from models.train import initial_state
 from tests.models_small import SHAPE, random_documents, small_rung, write_corpus
 
 SEQ = SHAPE.seq_len
@@ -158,8 +163,13 @@ def test_bits_per_byte_count_the_bytes_of_the_predicted_text(mixed: Path) -> Non
 
 
 def test_a_run_on_a_mixture_is_evaluated_by_domain(mixed: Path, tmp_path: Path) -> None:
-    mixture = read_mixture(str(mixed / "mix.toml"))
-    rung, study = bpe_rung(30), Study(tmp_path)
+    text = (mixed / "mix.toml").read_text()
+    (mixed / "separate.toml").write_text(text.replace("[domains", 'documents = "separate"\n[domains', 1))
+    mixture = read_mixture(str(mixed / "separate.toml"))
+    packed = read_mixture(str(mixed / "mix.toml"))
+    assert (mixture.separator, packed.separator) == (0, None)
+    assert mixture.sha256 != packed.sha256
+    rung, study = bpe_rung(30, capacity_factor=3.0), Study(tmp_path)  # nothing drops
     corpus = read_corpus(mixture)
     record = train_run(rung, 0, study.run(rung.run_id(0)), corpus)
     assert read_record(study.run(rung.run_id(0)) / "record.json") == record
@@ -184,9 +194,33 @@ def test_a_run_on_a_mixture_is_evaluated_by_domain(mixed: Path, tmp_path: Path) 
     assert table["eval_set"].nunique() == 6
     assert table.loc["test/code/loss", "eval_set"] == f"test:{mixture.domains[0].sha256}"
     assert record.data.epochs == mixture.epochs_of(rung)
+    assert record.data.documents == "separate"
+
+    # Documents that share a sequence are trained and evaluated on as if each stood alone.
+    state = initial_state(rung.shape, jnp.int32(0))
+    rows = Batches(corpus, rung, 0).at(0, 1)[0]
+    assert (rows[:, : SEQ - 1] == 0).any()
+    first = json.loads((study.run(rung.run_id(0)) / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["loss"] == pytest.approx(loss_of_documents_alone(state.params, state.bias, rows), rel=1e-5)
+    tokens = corpus.held_out[0].tokens
+    found = evaluate(state.params, state.bias, tokens, 20 * SEQ, corpus.token_bytes, jnp.int32(0))
+    rows = eval_windows(tokens, SEQ, 20 * SEQ)
+    assert found.nats_per_token == pytest.approx(loss_of_documents_alone(state.params, state.bias, rows), rel=1e-5)
     with pytest.raises(InputError, match=r"tokenizer has 300 tokens but rung .* a vocabulary of 256"):
         train_run(small_rung(30), 0, tmp_path / "small", corpus)
     assert not (tmp_path / "small").exists()
+
+
+def loss_of_documents_alone(params, bias, rows: np.ndarray) -> float:
+    """The mean loss over rows of S + 1 tokens, each document put at the start of a row of its own."""
+    moved, at = np.zeros((64, SEQ), np.int32), []
+    for row in rows.astype(np.int32):
+        for a, b in itertools.pairwise([0, *(np.flatnonzero(row[: SEQ - 1] == 0) + 1), SEQ]):
+            moved[len(at), : b - a] = row[a:b]
+            at.append(row[a + 1 : b + 1])
+    logits = jax.jit(lambda tokens: params(tokens, bias, dense)[0])(jnp.asarray(moved))
+    chances = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    return -np.concatenate([chances[n, np.arange(len(next_)), next_] for n, next_ in enumerate(at)]).mean()
 
 
 def test_losses_of_mixtures_with_other_weights_are_compared_on_one_text(mixed: Path) -> None:
@@ -215,6 +249,7 @@ def test_a_mixture_is_known_by_its_content(mixed: Path) -> None:
         ("schema =", r"mix\.toml is no valid TOML"),
         ("[domains]", r"its schema is None, expected 'mixture/1'"),
         ('schema = "mixture/1"', "has no domains"),
+        ('schema = "mixture/1"\ndocuments = "mixed"\n[domains.code]', "documents 'mixed' must be packed or separate"),
         ('schema = "mixture/1"\nseed = 3\n[domains.code]\ncache = "code"\nweight = 1', "unknown field seed"),
         ('schema = "mixture/1"\n[domains.code]\ncache = "code"', "domain code must have cache and weight"),
         ('schema = "mixture/1"\n[domains."a/b"]\ncache = "code"\nweight = 1', "domain 'a/b' must be of lower-case"),
@@ -235,7 +270,7 @@ def test_a_mixture_is_known_by_its_content(mixed: Path) -> None:
             )
         ),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_bad_mixtures_are_named_with_their_domain(mixed: Path, text: str, words: str) -> None:
     if not (mixed / "bytes").exists():
