@@ -47,8 +47,11 @@ class _Lines:
 
 
 def _text(home: Path, manifest: Manifest, built: bool) -> str:
+    from models.cache import SPLITS
+
     lines = [f"{'Built' if built else 'Already there:'} {home}, {manifest.vocab_size} tokens in the vocabulary."]
-    for name, split in manifest.splits.items():
+    for name in SPLITS:
+        split = manifest.splits[name]
         size = f"{split.bytes / MEGABYTE:.2f} MB, {split.bytes / split.tokens:.2f} bytes a token"
         lines.append(f"  {name:<10} {split.documents:,} documents, {format_count(split.tokens)} tokens, {size}")
     if manifest.left_out:

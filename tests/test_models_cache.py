@@ -294,6 +294,29 @@ def test_requests_that_make_no_sense_are_refused(documents, tmp_path: Path) -> N
         tokenize(request(tmp_path / "bad.jsonl", tokenizer="bpe", vocab_size=300), tmp_path / "cache")
 
 
+def test_tokenizers_built_like_those_of_llama_3_and_neox_keep_their_bytes(documents) -> None:
+    from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, processors
+
+    engine = Tokenizer.from_str(train_bpe(documents, 300).json.decode())
+    splits = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+|\s+"), "isolated")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([splits, bytes_of])
+    engine.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>"])
+    engine.add_tokens([AddedToken("    ", normalized=False), AddedToken("ﬁ", normalized=False)])
+    start = engine.token_to_id("<|begin_of_text|>")
+    engine.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", start)]
+    )
+    tokenizer = read_tokenizer(engine.to_str().encode(), "llama.json", "<|end_of_text|>")
+    assert (tokenizer.vocab_size, tokenizer.separator) == (304, start + 1)
+    texts = [*documents[:20], "a<|begin_of_text|>b<|end_of_text|>", "      1234567 ﬁ"]
+    for text, (tokens, stands_for) in zip(texts, tokenizer.encode([(text, "") for text in texts]), strict=True):
+        assert engine.decode(tokens.tolist(), skip_special_tokens=False) == text
+        assert stands_for == len(text.encode())
+        assert not {0, start, start + 1} & set(tokens.tolist())
+    assert {302, 303} <= set(tokens.tolist())  # added tokens that are text
+
+
 def test_tokenizers_that_lose_bytes_or_end_no_documents_are_refused(documents) -> None:
     from tokenizers import Tokenizer, decoders, normalizers
 
