@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from ladder.errors import InputError
+from models.fetch import why
 from models.levanter_source import LEDGER, levanter_documents
 
 LINES = (".jsonl", ".ndjson")
@@ -39,22 +40,24 @@ def find_sources(names: Sequence[str]) -> tuple[Source, ...]:
     """
     found: list[Source] = []
     for name in names:
-        system, path = _filesystem(name)
-        paths = sorted(system.glob(path)) if "*" in path else [path]
-        if not paths or not system.exists(paths[0]):
-            raise InputError(f"{name} does not exist; give JSON Lines or text files, or a Levanter cache.")
-        for each in paths:
-            url = str(system.unstrip_protocol(each)) if "://" in name else str(each) if "*" in path else name
-            found.append(_source(system, each, url))
+        try:
+            found += _found(name)
+        except InputError:
+            raise
+        except Exception as error:  # each kind of store raises its own
+            raise InputError(f"{name} cannot be opened: {why(error)}.") from None
     return tuple(found)
 
 
-def _filesystem(name: str) -> tuple[Any, str]:
-    try:
-        system, path = fsspec.core.url_to_fs(name)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{name} cannot be opened: {error}.") from None
-    return system, path
+def _found(name: str) -> list[Source]:
+    system, path = fsspec.core.url_to_fs(name)
+    paths = sorted(system.glob(path)) if "*" in path else [path]
+    if not paths or not system.exists(paths[0]):
+        raise InputError(f"{name} does not exist; give JSON Lines or text files, or a Levanter cache.")
+    urls = [
+        str(system.unstrip_protocol(each)) if "://" in name else str(each) if "*" in path else name for each in paths
+    ]
+    return [_source(system, each, url) for each, url in zip(paths, urls, strict=True)]
 
 
 def _source(system: Any, path: str, url: str) -> Source:
@@ -79,7 +82,7 @@ def documents_of(
     if source.levanter:
         yield from levanter_documents(source.url, take)
         return
-    system, path = _filesystem(source.url)
+    system, path = fsspec.core.url_to_fs(source.url)
     try:
         with system.open(path, "rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if source.url.endswith(".gz") else raw
@@ -97,7 +100,7 @@ def documents_of(
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{source.url} is damaged or cut off: {error}; fetch it anew.") from None
     except OSError as error:
-        raise InputError(f"{source.url} cannot be read: {error.strerror or error}.") from None
+        raise InputError(f"{source.url} cannot be read: {why(error)}.") from None
     progress(source.size)
 
 

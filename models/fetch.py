@@ -21,7 +21,17 @@ def why(error: Exception) -> str:
     """Return the reason of a failed access in a few words, without its path."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
-    return getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def read_bytes(where: str, what: str) -> bytes:
+    """Return the content of the file at a path or URL; raises InputError, which names `what` it is, if it cannot."""
+    try:
+        with fsspec.open(where, "rb") as file:
+            data: bytes = file.read()
+    except Exception as error:  # each kind of store raises its own
+        raise InputError(f"{what} {where} cannot be read: {why(error)}.") from None
+    return data
 
 
 def local_cache(where: str) -> Path:
@@ -66,7 +76,7 @@ def _copy(where: str, name: str, folder: Path) -> None:
     try:
         with fsspec.open(f"{where.rstrip('/')}/{name}", "rb") as source, (folder / name).open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # each kind of store raises its own
         raise InputError(
             f"{where.rstrip('/')}/{name} cannot be copied: {why(error)}; give the folder or URL of a token cache."
         ) from None

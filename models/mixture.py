@@ -28,13 +28,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from ladder.errors import InputError
 from ladder.records import canonical_json, sha256_bytes
 from ladder.rung import Rung
 from models.cache import read_manifest
-from models.fetch import is_url, local_cache, why
+from models.fetch import is_url, local_cache, read_bytes
 from models.interleave import Interleaving
 
 SCHEMA = "mixture/1"
@@ -185,15 +183,12 @@ def read_mixture(where: str, epochs: int = 1) -> Mixture:
 
 
 def _parsed(where: str) -> Any:
+    data = read_bytes(where, "mixture")
     try:
-        with fsspec.open(where, "rb") as file:
-            text = file.read().decode("utf-8")
         # Weights as they are written, so that 0.1 is a tenth.
         if where.endswith(".toml"):
-            return tomllib.loads(text, parse_float=Decimal)
-        return json.loads(text, parse_float=Decimal)
-    except (OSError, ImportError) as error:
-        raise InputError(f"mixture {where} cannot be read: {why(error)}.") from None
+            return tomllib.loads(data.decode("utf-8"), parse_float=Decimal)
+        return json.loads(data.decode("utf-8"), parse_float=Decimal)
     except (ValueError, RecursionError) as error:  # of UTF-8, TOML and JSON
         raise InputError(f"{where} is no valid {where.rpartition('.')[2].upper()}: {error}.") from None
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import numpy as np
 from jaxtyping import Integer
 
@@ -19,7 +18,7 @@ from ladder.records import canonical_json, read_json, sha256_bytes, to_plain
 from models.cache import BYTES, FILES, SCHEMA, SPLITS, Manifest, check_digests, read_manifest
 from models.cache_writer import PROGRESS, SEEN, CacheWriter
 from models.documents import Document
-from models.fetch import why
+from models.fetch import read_bytes, why
 from models.tokenize_reader import BPE, Progress, Reader, Request
 from models.tokenizer import AbstractTokenizer, ByteTokenizer, read_tokenizer, train_bpe
 
@@ -31,24 +30,13 @@ def _tokenizer(request: Request, partial: Path, progress: Progress) -> AbstractT
     if request.tokenizer == BYTES:
         return ByteTokenizer()
     if request.vocab_size is None:
-        return read_tokenizer(_tokenizer_json(request.tokenizer), request.tokenizer, request.separator)
+        return read_tokenizer(read_bytes(request.tokenizer, "tokenizer"), request.tokenizer, request.separator)
     if (trained := partial / "tokenizer.json").exists():
         return read_tokenizer(trained.read_bytes(), str(trained))
     reader = Reader(request, "training the tokenizer", progress)
     documents = itertools.chain.from_iterable(reader.sources())
     texts = (document for part, document, _ in documents if part == "train" and isinstance(document, str))
     return train_bpe(texts, request.vocab_size)
-
-
-def _tokenizer_json(where: str) -> bytes:
-    try:
-        with fsspec.open(where, "rb") as file:
-            data: bytes = file.read()
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(
-            f"tokenizer {where} cannot be read: {why(error)}; use bytes, bpe or a tokenizer.json."
-        ) from None
-    return data
 
 
 def _numbered(
@@ -152,7 +140,7 @@ def _write(request: Request, home: Path, partial: Path, asked: str, progress: Pr
 def _tokenizer_identity(request: Request) -> str:
     if request.tokenizer in (BYTES, BPE):
         return request.tokenizer
-    return sha256_bytes(_tokenizer_json(request.tokenizer))
+    return sha256_bytes(read_bytes(request.tokenizer, "tokenizer"))
 
 
 def _there_already(home: Path, asked: str) -> Manifest | None:

@@ -31,6 +31,7 @@ from models.cli import app
 from models.corpus import split_of
 from models.documents import documents_of, find_sources
 from models.fetch import local_cache
+from models.mixture import read_mixture
 from models.tokenize_corpus import tokenize
 from models.tokenize_reader import Request
 from models.tokenizer import read_tokenizer, train_bpe
@@ -240,6 +241,26 @@ def test_a_build_goes_on_once_a_source_can_be_read_again(documents, tmp_path: Pa
     manifest, _ = tokenize(asked, tmp_path / "cache")
     assert sum(split.documents for split in manifest.splits.values()) == 120
     assert {path.name for path in tmp_path.iterdir()} == {"part.jsonl", "cache"}
+
+
+def test_whatever_a_store_raises_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    class NoCredentialsError(Exception):
+        """As the clients of object stores have them, no OSError."""
+
+    def refuse(*_, **__):
+        raise NoCredentialsError("no credentials")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "exists", refuse)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "_open", refuse)
+    for read in (
+        lambda: find_sources(["memory://texts/a.jsonl"]),
+        lambda: local_cache("memory://caches/a"),
+        lambda: read_mixture("memory://mix.toml"),
+    ):
+        with pytest.raises(InputError, match=r"memory://.* cannot be .*: no credentials"):
+            read()
+    with pytest.raises(InputError, match=r"foo://x cannot be opened: Protocol not known"):
+        find_sources(["foo://x"])
 
 
 def test_two_builds_of_one_cache_do_not_mix(documents, tmp_path: Path) -> None:
