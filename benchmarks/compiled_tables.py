@@ -1,5 +1,6 @@
 """Tables of what the TPU's compiler said, made from a saved result of benchmarks/compile_rungs.py, as Markdown."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ladder.chips import GIB, chip_named
@@ -26,7 +27,7 @@ def _seconds(row: dict[str, Any]) -> str:
     return f"{row['roofline_step_s']:.2f}" if row["roofline_step_s"] else "unknown"
 
 
-def _lines(head: tuple[str, ...], rows: list[list[str]], left: int) -> list[str]:
+def _lines(head: Sequence[str], rows: list[list[str]], left: int) -> list[str]:
     rule = ["---"] * left + ["---:"] * (len(head) - left)
     return [f"| {' | '.join(cells)} |" for cells in ([*head], rule, *rows)]
 
@@ -67,8 +68,8 @@ def rungs_table(document: dict[str, Any]) -> str:
 
 def compared_table(document: dict[str, Any]) -> str:
     """Return ways to run the experts on one mesh, by rung: memory, FLOPs, each part of the bound, what bounds it."""
-    head = ("rung", "slice", "experts", "HBM, GiB", "FLOPs, TF", "memory traffic, GB", "received, GB")
-    head += ("XLA, s", "kernels, s", "wire, s", "step, s", "bound by")
+    head = "rung, slice, experts, HBM in GiB, FLOPs in TF, memory traffic in GB, received in GB, XLA in s".split(", ")
+    head += "kernels in s, wire in s, step in s, bound by".split(", ")
     rows = []
     for row in document["compared"]:
         if "refused" in row:

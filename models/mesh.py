@@ -104,3 +104,16 @@ def shardings(tree: PyTree, mesh: Mesh) -> PyTree:
         return NamedSharding(mesh, spec_of(path, leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def place_rows(rows: np.ndarray, mesh: Mesh, *, parts: bool = False) -> jax.Array:
+    """Return rows of tokens, the same on every process, as one array split over the devices of `mesh`.
+
+    With `parts`, the first axis is of the parts of a step and the rows lie along the second.
+    """
+    spec = P(None, BATCH, *(None,) * (rows.ndim - 2)) if parts else P(BATCH, *(None,) * (rows.ndim - 1))
+
+    def own(index: Any) -> np.ndarray:
+        return rows[index]
+
+    return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, spec), own)

@@ -7,14 +7,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, UInt, UInt16
 
 from ladder.errors import UnusableError
 from models.data import eval_windows
 from models.losses import chunked_losses
-from models.mesh import BATCH
+from models.mesh import BATCH, place_rows
 from models.pod import hidden_states
 from models.pod_layers import PodOptions, whole
 from models.record import Evaluation
@@ -64,11 +64,9 @@ def evaluate_on_pod(
     windows = eval_windows(text, params.shape.seq_len, limit)
     count, at_once = len(windows), 2 * mesh.size
     padded = np.concatenate([windows, np.repeat(windows[:1], -count % at_once, axis=0)]).astype(np.int32)
-    place = NamedSharding(mesh, P(BATCH, None))
     found, dropped = [], 0.0
     for first in range(0, len(padded), at_once):
-        part = padded[first : first + at_once]
-        rows = jax.make_array_from_callback(part.shape, place, lambda index, part=part: part[index])
+        rows = place_rows(padded[first : first + at_once], mesh)
         losses, lost = window_losses(params, bias, rows, mesh, dropless(options, mesh))
         found.append(np.asarray(losses, np.float64))
         dropped += float(lost)
