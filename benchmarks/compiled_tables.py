@@ -68,8 +68,17 @@ def rungs_table(document: dict[str, Any]) -> str:
 
 def compared_table(document: dict[str, Any]) -> str:
     """Return ways to run the experts on one mesh, by rung: memory, FLOPs, each part of the bound, what bounds it."""
-    head = "rung, slice, experts, HBM in GiB, FLOPs in TF, memory traffic in GB, received in GB, XLA in s".split(", ")
-    head += "kernels in s, wire in s, step in s, bound by".split(", ")
+    head = [
+        "rung",
+        "slice",
+        "experts",
+        "HBM in GiB",
+        "FLOPs in TF",
+        "memory traffic in GB",
+        "received in GB",
+        "XLA in s",
+    ]
+    head += ["kernels in s", "wire in s", "step in s", "bound by"]
     rows = []
     for row in document["compared"]:
         if "refused" in row:

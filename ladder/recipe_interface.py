@@ -30,15 +30,15 @@ class OptimizerPlan:
     Attributes:
         name: ``"adamh"``: matrices by AdamH (Adam direction, Frobenius norm kept), the rest by Adam;
             ``"muonh"``: matrices by MuonH (orthogonalised direction, Frobenius norm kept), the head by AdamH, the
-            rest by Adam.
-        matrix_lr: peak rate of the matrix group, relative to the matrix's norm.
+            rest by Adam; ``"adam"`` and ``"adamw"``: matrices by Adam, the latter with weight decay, the rest by Adam.
+        matrix_lr: peak rate of the matrix group, relative to the matrix's norm for AdamH and MuonH.
         adam_lr: peak rate of the Adam group (embedding, router, gains).
         beta1, beta2, epsilon: Adam moments.
         clip_norm: bound on the global gradient norm; 0 for none.
         z_loss: weight on the mean squared log-partition of the output logits.
         head_lr: peak rate of the head where it is a group of its own; None where it is one of the matrices.
         muon: what MuonH needs besides a rate; None for other optimizers.
-        weight_decay: decoupled weight decay of all groups.
+        weight_decay: decoupled weight decay of AdamW's matrices.
     """
 
     name: str
@@ -86,16 +86,26 @@ NO_ROUTER = RouterPlan(balancing="none", estimator="", bins=0, weight_sum=0.0, z
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warmup-stable-decay: linear warmup, constant, linear decay to `final_fraction` of the peak.
+    """Linear warmup, constant, decay to `final_fraction` of the peak.
 
-    `warmup_fraction` and `decay_fraction` are shares of all steps.
+    Attributes:
+        warmup_fraction, decay_fraction: shares of all steps.
+        decay: ``"linear"`` or ``"cosine"``, half of one.
     """
 
     warmup_fraction: float
     decay_fraction: float
     final_fraction: float
+    decay: str = "linear"
+
+    @property
+    def name(self) -> str:
+        """What the field calls it: wsd where there is a constant part, else by its decay."""
+        return "wsd" if self.warmup_fraction + self.decay_fraction < 1 else self.decay
 
     def __post_init__(self) -> None:
+        if self.decay not in ("linear", "cosine"):
+            raise InputError(f"decay={self.decay!r} is no way to decay; use linear or cosine.")
         if not (
             self.warmup_fraction >= 0 and self.decay_fraction >= 0 and self.warmup_fraction + self.decay_fraction <= 1
         ):

@@ -114,6 +114,7 @@ def place_rows(rows: np.ndarray, mesh: Mesh, *, parts: bool = False) -> jax.Arra
     spec = P(None, BATCH, *(None,) * (rows.ndim - 2)) if parts else P(BATCH, *(None,) * (rows.ndim - 1))
 
     def own(index: Any) -> np.ndarray:
-        return rows[index]
+        part: np.ndarray = rows[index]
+        return part
 
     return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, spec), own)

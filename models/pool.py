@@ -40,9 +40,10 @@ class Job:
         return self.rung.run_id(self.seed)
 
     @property
-    def compiled_as(self) -> tuple[object, int]:
+    def compiled_as(self) -> tuple[object, ...]:
         """What a compiled step is good for."""
-        return self.rung.shape, self.rung.batch_seqs
+        plan = self.rung.optimizer
+        return self.rung.shape, self.rung.batch_seqs, self.rung.router, plan.name, plan.muon
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 from models.data import Batches, Corpus
 from models.evaluate import evaluate_all
 from models.experts import capacity
+from models.groups import Method
 from models.record import RECORD_SCHEMA, DataUse, Progress, RunRecord, read_record
 from models.support import check_trainable
 from models.train import CHUNK, Hyperparams, Metrics, TrainState, full_chunk, initial_state, tail_steps, train_chunk
@@ -112,7 +113,9 @@ def train_run(
     mixture.check(rung)
     folder.mkdir(parents=True, exist_ok=True)
     spec_sha256, started_at = _start(folder, rung, seed, mixture.sha256)
-    state = _resume(folder, spec_sha256, initial_state(rung.shape, jnp.int32(seed)))
+    state = _resume(
+        folder, spec_sha256, initial_state(rung.shape, jnp.int32(seed), rung.router, Method.of(rung.optimizer))
+    )
     batches = Batches(corpus, rung, seed)
     separator = None if mixture.separator is None else jnp.int32(mixture.separator)
     hyper, slots = Hyperparams.of(rung), capacity(rung.shape, rung.capacity_factor, rung.batch_tokens)

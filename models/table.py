@@ -69,7 +69,7 @@ def _row(rung: Rung, record: RunRecord, text: str, digest: str) -> dict[str, obj
         "steps": rung.steps,
         "optimizer": rung.optimizer.name,
         "lr_peak": rung.optimizer.matrix_lr,
-        "schedule": "wsd",
+        "schedule": rung.schedule.name,
         "seed": record.seed,
         "data_mix": record.corpus_sha256,
         "tokenizer": record.data.tokenizer,

@@ -14,14 +14,14 @@ import pytest
 
 from ladder import plan_isoflop, recipe_named
 from ladder.errors import InputError
+from ladder.recipe_marin_moe import MUON
 from ladder.rung import Rung
 from ladder.shape import MoeShape
 from models.experts import dense
 from models.mesh import check_mesh, make_mesh, shardings
-from models.optimizer import adamh_steps
 from models.pod_layers import PodOptions
-from models.pod_step import _gradients, _update, initial_state
-from models.train import Hyperparams
+from models.pod_step import _gradients
+from models.train import initial_state
 from models.transformer import RouterStats, Transformer
 from tests.models_pod import DENSE, HERO, MOE, ROUTERS
 
@@ -29,8 +29,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def pod_rung(shape: MoeShape = MOE, router: str = "topk") -> Rung:
-    """A rung of the tiny recipe with another shape and router."""
+    """A rung of the tiny recipe with another shape and router; with the latter's histogram, trained by MuonH."""
     rung = plan_isoflop(recipe_named("tiny-cpu"), (2 * 10**10,), sizes=3, name="pod").rungs[0]
+    if router == "histogram":
+        rung = replace(rung, optimizer=replace(rung.optimizer, name="muonh", muon=MUON, head_lr=0.02))
     return replace(rung, shape=shape, router=ROUTERS[router], batch_seqs=16)
 
 
@@ -74,34 +76,16 @@ def test_loss_gradient_and_balance_are_those_of_the_small_trainer(shape: MoeShap
         np.testing.assert_allclose(got, want, atol=5e-5 * (scale or 1.0), err_msg=jax.tree_util.keystr(path))
 
 
-def test_matrices_move_as_the_small_trainer_moves_them() -> None:
-    state = initial_state(MOE, jnp.int32(0))
-    w = state.params.blocks.experts.down
-    m, s = (jax.random.normal(jax.random.key(at), w.shape) ** power for at, power in ((3, 1), (4, 2)))
-    hyper = Hyperparams.of(pod_rung())
-    path = (jax.tree_util.GetAttrKey("experts"), jax.tree_util.GetAttrKey("down"))
-    moved = _update(path, w, m, s, jnp.float32(0.03), jnp.float32(0.1), hyper)
-    (delta,) = adamh_steps([w], [m / (jnp.sqrt(s) + hyper.epsilon)], jnp.float32(0.03))
-    np.testing.assert_allclose(moved, w + delta, atol=1e-6)
-    np.testing.assert_allclose(jnp.linalg.norm(moved, axis=(-2, -1)), jnp.linalg.norm(w, axis=(-2, -1)), rtol=1e-5)
-
-
-def test_a_field_without_a_group_is_refused() -> None:
-    path = (jax.tree_util.GetAttrKey("novelty"),)
-    one = jnp.ones((2, 2))
-    with pytest.raises(ValueError, match="novelty"):
-        _update(path, one, one, one, jnp.float32(0.1), jnp.float32(0.1), Hyperparams.of(pod_rung()))
-
-
 MESHES = """
 import json
 import sys
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
+from models.groups import Method
 from models.mesh import BATCH, make_mesh, shardings
 from models.pod_layers import PodOptions
-from models.pod_step import initial_state, pod_step
-from models.train import Hyperparams
+from models.pod_step import pod_step
+from models.train import Hyperparams, initial_state
 from tests.models_pod import HERO, MOE
 from tests.test_models_pod import pod_rung, tokens
 
@@ -113,7 +97,7 @@ for shape, router, devices, expert, backend, parts, factor in json.loads(sys.arg
     options = PodOptions(backend, factor, dtype="float32", splash=False, chunk=64, accumulation=parts)
     batch = tokens().reshape(parts, 16 // parts, -1)
     with jax.set_mesh(mesh):
-        state = initial_state(rung.shape, jnp.int32(0), rung.router)
+        state = initial_state(rung.shape, jnp.int32(0), rung.router, Method.of(rung.optimizer))
         state = jax.tree.map(jax.device_put, state, shardings(state, mesh))
         batch = jax.device_put(batch, NamedSharding(mesh, P(None, BATCH, None)))
         step = jax.jit(lambda state, batch: pod_step(state, batch, hyper, rung, mesh, options))
