@@ -36,12 +36,13 @@ MARIN_1E23 = make_rung(RECIPE, 10**23, 5120, overrides={"layers": 48, "batch_seq
 MIDDLE = make_rung(RECIPE, 10**21, 2048, overrides={"batch_seqs": 1024})
 # Tokens per second of Marin: d512 and d1024 of v16 on a v5p-8, experiments/grug/moe/README.md; the 1e23 run near step
 # 3863 on v4-1024, ring over 4, capacity factor 1.0 (job_summary_1e23.md). Their batches at d512 and d1024 follow the
-# recipe's rule for the compute-optimal tokens.
+# recipe's rule for the compute-optimal tokens; the last takes two parts, since one does not fit our step.
 MEASURED = (
-    (make_rung(RECIPE, 219 * 10**15, 512), "v5p:2x2x1", 1, 405_630),
-    (make_rung(RECIPE, 9 * 10**18, 1024), "v5p:2x2x1", 1, 175_165),
-    (MARIN_1E23, "v4:8x8x8", 4, 194_443),
+    (Request(make_rung(RECIPE, 219 * 10**15, 512), "v5p:2x2x1", 1, "scatter", 1.0, 1), 405_630),
+    (Request(make_rung(RECIPE, 9 * 10**18, 1024), "v5p:2x2x1", 1, "scatter", 1.0, 1), 175_165),
+    (Request(MARIN_1E23, "v4:8x8x8", 4, "ring", 1.0, 2), 194_443),
 )
+HERO_SLICE = "v5p:8x8x16"  # 1024 chips; the run itself has 11 racks of GB200
 COMPARED = ((MIDDLE, "v5p:4x4x4", 4), (MARIN_1E23, "v5p:8x8x16", 8))
 
 
@@ -49,8 +50,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _planned(rung: Rung) -> dict[str, Any]:
-    first, remedy, found = compile_to_fit(planned_request(rung, "v5p", None, None), _say)
+def _planned(rung: Rung, topology: str | None = None) -> dict[str, Any]:
+    first, remedy, found = compile_to_fit(planned_request(rung, "v5p", topology, None), _say)
     return as_row(first, remedy) | {"fitting": as_row(found) if found else None}
 
 
@@ -88,13 +89,13 @@ def main() -> None:
             ],
         ),
         "compared": lambda pool: pool.map(_as_given, [each for case in COMPARED for each in _compared(*case)]),
-        "hero": lambda pool: pool.map(_planned, (make_rung(hero, hero.held_out_budgets[0], 6144),)),
+        "hero": lambda pool: [_planned(make_rung(hero, hero.held_out_budgets[0], 6144), HERO_SLICE)],
     }
     wanted = arguments.only.split(",") if arguments.only else list(parts)
     with ThreadPoolExecutor(arguments.workers) as pool:
         found = {name: list(parts[name](pool)) for name in wanted}
-    for row, (rung, _, _, speed) in zip(found.get("measured", ()), MEASURED, strict=False):
-        row |= {"batch_tokens": rung.batch_tokens, "published_tokens_per_second": speed}
+    for row, (request, speed) in zip(found.get("measured", ()), MEASURED, strict=False):
+        row |= {"batch_tokens": request.rung.batch_tokens, "published_tokens_per_second": speed}
     print(json.dumps({**found, "seconds": round(time.monotonic() - start, 1)}))
 
 

@@ -1,7 +1,7 @@
 """What a rung needs of a machine: memory per device, the smallest slice that fits, time and cost. Estimates all.
 
 Memory follows tensors that are known (parameters, moments, gradients, saved residuals, logits, gathered weights, what
-one layer's backward holds); how many copies of them the compiler holds at once was fitted to nine compiled steps; see
+one layer's backward holds); how many copies of them the compiler holds at once was fitted to compiled steps; see
 `memory_per_device`.
 """
 
@@ -19,12 +19,13 @@ from ladder.shape import MoeShape
 DEFAULT_MFU = 0.20
 HEADROOM = 0.95  # of the compiler's limit, for what the estimate does not see
 CHUNK = 1024  # tokens whose logits exist at once, in f32
-# Copies that are held at once, by non-negative least squares of relative errors on the steps of `marin-moe-v16` compiled
-# by libtpu 0.0.48 for v5p: widths 896 to 5376, 4 to 512 chips, expert axes 1 to 8, 1 to 16 parts. Errors within 2.1 %.
-ROUTED_COPIES = 3.5  # of every dispatched token's input, hidden and output in bf16
-WEIGHT_BYTES = 19  # for each parameter of one layer's gathered weights: bf16 in two layouts, gradients before reduction
-RESIDUAL_COPIES = 1.45
-ACCUMULATED_COPIES = 3.8  # of the f32 gradient where a step has parts: sum, part, bf16 weights made before the loop
+# Copies that are held at once, by non-negative least squares of relative errors on 26 steps of `marin-moe-v16` compiled by
+# libtpu 0.0.48 for v5p and v4: widths 512 to 5376, 4 to 1024 chips, expert axes 1 to 8, 1 to 16 parts, four ways to run
+# experts. Errors within 6.5 %, 11 % at a step of 3.4 GiB.
+ROUTED_COPIES = 3.1  # of every dispatched token's input, hidden and output in bf16
+WEIGHT_BYTES = 8.75  # for each parameter of one layer's gathered weights: bf16 and gradients before reduction
+RESIDUAL_COPIES = 1.86
+ACCUMULATED_COPIES = 4.2  # of the f32 gradient where a step has parts: sum, part, bf16 weights made before the loop
 EXPERT_AXES = (1, 2, 4, 8, 16)
 
 

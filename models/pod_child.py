@@ -23,7 +23,8 @@ from models.pod_step import lower_step
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def _devices(topology: str) -> Any:
+def tpu_devices(topology: str) -> Any:
+    """Return the devices of a slice by the compiler's name; raises InputError when it does not exist."""
     from jax.experimental import topologies
 
     chip = chip_named(topology.partition(":")[0])
@@ -39,7 +40,7 @@ def compile_step(asked: dict[str, Any], store: Path) -> str:
     fit, there is no program, and said.json holds what it needed, what there is, and the refusal.
     """
     rung = Rung.from_plain(asked["rung"], "the request")
-    devices = _devices(asked["topology"])
+    devices = tpu_devices(asked["topology"])
     mesh = make_mesh(devices, expert=asked["expert_axis"])
     options = PodOptions(asked["backend"], asked["capacity_factor"], accumulation=asked["accumulation"])
     lowered = lower_step(rung, mesh, options)

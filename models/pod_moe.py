@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from ladder.recipe_interface import RouterPlan
 from models.balance import bias_after, penalty_of
+from models.experts import Experts
 from models.layers import causal_conv
 from models.mesh import BATCH
 from models.pod_layers import PodOptions, unit, whole
@@ -38,7 +39,7 @@ def feed_forward(
             inputs = flat
             if block.latent is not None:
                 inputs = unit(flat @ whole(block.latent.latent_down, x)) * block.latent.latent_norm.astype(x.dtype)
-            routed, dropped = _routed(block, inputs, chosen, weights, mesh, options)
+            routed, dropped = routed_experts(block.experts, inputs, chosen, weights, mesh, options)
             if block.latent is not None:
                 routed = routed @ whole(block.latent.latent_up, x)
         outputs = routed.reshape(x.shape, out_sharding=P(BATCH, None, None))
@@ -65,8 +66,8 @@ def routed_choice(
     return chosen, combine_weights(picked, plan, axis=1), values[:, -1]
 
 
-def _routed(
-    block: Block,
+def routed_experts(
+    experts: Experts,
     x: Float[Array, "T l"],
     chosen: Int[Array, "T K"],
     weights: Float[Array, "T K"],
@@ -76,13 +77,12 @@ def _routed(
     """Return the weighted outputs of each token's experts and how many choices were dropped."""
     from levanter.grug.grug_moe import moe_mlp
 
-    assert block.experts is not None
     out, counts = moe_mlp(
         x,
         chosen,
         weights.astype(x.dtype),
-        block.experts.gate_up.astype(x.dtype),
-        block.experts.down.astype(x.dtype),
+        experts.gate_up.astype(x.dtype),
+        experts.down.astype(x.dtype),
         implementation=options.backend,
         mesh=mesh,
         capacity_factor=options.capacity_factor,
