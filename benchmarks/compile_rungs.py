@@ -81,13 +81,7 @@ def main() -> None:
     parts: dict[str, Any] = {
         "optima": lambda pool: pool.map(_planned, nearest_optima(ladder)),
         "published": lambda pool: pool.map(_planned, (MARIN_1E23,)),
-        "measured": lambda pool: pool.map(
-            _as_given,
-            [
-                Request(rung, place, axis, "ring" if axis > 1 else "scatter", 1.0, 1)
-                for rung, place, axis, _ in MEASURED
-            ],
-        ),
+        "measured": lambda pool: pool.map(_as_given, [request for request, _ in MEASURED]),
         "compared": lambda pool: pool.map(_as_given, [each for case in COMPARED for each in _compared(*case)]),
         "hero": lambda pool: [_planned(make_rung(hero, hero.held_out_budgets[0], 6144), HERO_SLICE)],
     }

@@ -52,10 +52,11 @@ def compiled(layer: Any, mesh: Mesh) -> dict[str, float]:
 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(total, argnums=(0, 2, 3, 4))).lower(*arguments).compile()
-    costs = count_costs(parse_hlo(program.as_text() or ""))
+    costs, memory = count_costs(parse_hlo(program.as_text() or "")), program.memory_analysis()
+    assert memory is not None
     return {
         "flops": costs.matmul_flops + costs.kernel_flops,
-        "temp_bytes": float(program.memory_analysis().temp_size_in_bytes),
+        "temp_bytes": float(memory.temp_size_in_bytes),
         "bytes": costs.bytes,
         "wire_bytes": costs.wire_bytes,
     }
