@@ -31,7 +31,7 @@ class Term:
 
     Attributes:
         executed: what the program does.
-        analytic: three forward passes by the ladder's count.
+        analytic: three forward passes by the ladder's count; of MuonH, its products shared evenly by the devices.
         factor: by which rematerialisation and capacity multiply them; see `expected_factors`.
     """
 
@@ -63,7 +63,7 @@ class Compiled:
         fits: whether the program is within the memory that the compiler grants.
         hbm_used, hbm_limit: bytes on a device, argument + output - alias + temporary, and what is granted.
         terms: by kind: head, routed, dense, gates (GatedNorm and attention gates, which no convention counts),
-            attention (reckoned, not compiled).
+            attention (reckoned, not compiled), muon.
         flops_ratio: executed over analytic FLOPs, all terms; None where there is no program.
         bytes: read and written in memory.
         xla_s: the compiler's cycle estimates over the clock; None where the chip's is not known.
@@ -120,6 +120,24 @@ def _gate_flops(shape: MoeShape) -> tuple[int, int]:
     return norm * shape.norms + in_attention, norm * (1 + shape.embedding_norm)
 
 
+def muon_flops(shape: MoeShape, steps: int) -> float:
+    """Return the FLOPs of Newton-Schulz on every matrix of MuonH: a step on r x c, r <= c, takes 4 r^2 c + 2 r^3."""
+    d, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.stored_kv_heads * shape.head_dim
+    layers, norms = shape.layers, shape.norms * (shape.gated_norm_rank > 0)
+    matrices = [
+        (layers, d, queries + 2 * keys),
+        (layers, queries, d),
+        (layers * shape.experts, shape.expert_input, 2 * shape.expert_width),
+        (layers * shape.experts, shape.expert_width, shape.expert_input),
+        (layers * shape.shared_experts, d, 2 * shape.shared_width),
+        (layers * shape.shared_experts, shape.shared_width, d),
+        (2 * layers * (shape.latent_width > 0), d, shape.latent_width),
+        (2 * norms, d, shape.gated_norm_rank),
+    ]
+    sides = [(count, min(one, other), max(one, other)) for count, one, other in matrices]
+    return float(steps * sum(count * (4 * r * r * c + 2 * r**3) for count, r, c in sides))
+
+
 def expected_factors(shape: MoeShape, capacity_factor: float) -> dict[str, float]:
     """Return by how much each kind exceeds three forward passes where every layer is made again in the backward pass.
 
@@ -147,7 +165,7 @@ def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float) -
     forward = forward_flops_per_token(shape)
     executed: dict[str, float] = defaultdict(float)
     for name, flops in costs.by_op.items():
-        found = re.search(r"\b(head|routed|gated_norm|attention_gate)\b", name)
+        found = re.search(r"\b(head|routed|gated_norm|attention_gate|muon)\b", name)
         kind = found.group(1) if found else "dense"
         executed["gates" if kind in ("gated_norm", "attention_gate") else kind] += flops
     executed["routed"] += costs.kernel_flops
@@ -159,9 +177,12 @@ def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float) -
         "gates": _gate_flops(shape)[0],
         "attention": forward.attention_map,
     }
-    factors = expected_factors(shape, capacity_factor)
+    factors = expected_factors(shape, capacity_factor) | {"muon": 1.0}
     factors["attention"] = executed["attention"] / (TRAINING_PASSES * tokens * forward.attention_map)
-    return {kind: Term(executed[kind], TRAINING_PASSES * tokens * of, factors[kind]) for kind, of in analytic.items()}
+    passes = {kind: TRAINING_PASSES * tokens * of for kind, of in analytic.items()}
+    if rung.optimizer.muon is not None:
+        passes["muon"] = muon_flops(shape, rung.optimizer.muon.newton_schulz_steps) / devices
+    return {kind: Term(executed[kind], of, factors[kind]) for kind, of in passes.items()}
 
 
 def _traffic(costs: Costs) -> list[Traffic]:

@@ -49,7 +49,10 @@ def update_on_mesh(
         kind = group_of(path, w, method)
         if kind is Group.MUONH and method.muon is not None:
             mean, direction = momentum_of(m, g, method.muon)
-            direction = orthogonalised_on_mesh(direction, method.muon.newton_schulz_steps, method.muon.epsilon, mesh)
+            with jax.named_scope("muon"):
+                direction = orthogonalised_on_mesh(
+                    direction, method.muon.newton_schulz_steps, method.muon.epsilon, mesh
+                )
             found.append((norm_kept(w, direction, rates.matrix), mean, None))
             continue
         mean = rates.beta1 * m + (1 - rates.beta1) * g

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -14,14 +16,20 @@ from ladder import plan_isoflop, recipe_named
 from ladder.attention import AttentionPattern
 from ladder.cli import app as ladder_app
 from ladder.errors import InputError, UnusableError
+from ladder.recipe_marin_moe import MUON
 from ladder.records import canonical_json, write_atomic
 from ladder.rung import Rung
 from models import pod_compile
 from models.cli import app
 from models.compile_plan import BACKENDS, alternatives, compile_to_fit, planned_request
+from models.groups import Group, Method, group_of
+from models.muon import orthogonalised
 from models.pod_attention import BLOCK
 from models.pod_compile import Answer, Request, compile_rung, known
-from models.pod_report import ATTENTION_BLOCK, ATTENTION_PRODUCTS, attention_flops, expected_factors, report
+from models.pod_report import ATTENTION_BLOCK, ATTENTION_PRODUCTS, attention_flops, expected_factors, muon_flops, report
+from models.transformer import Transformer
+from tests.models_flops import dot_flops
+from tests.models_pod import HERO
 
 LIBTPU = importlib.util.find_spec("libtpu") is not None
 PROGRAM = """HloModule m, is_scheduled=true
@@ -88,6 +96,19 @@ def test_what_is_made_again_is_what_the_backward_pass_reads(rung: Rung) -> None:
     norm, gate = 4 * d * 128, 2 * d * 5
     inside = layers * (2 * norm + gate)
     assert found["gates"] == pytest.approx((3 * (inside + 2 * norm) + inside) / (3 * (inside + 2 * norm)))
+
+
+def test_the_products_of_muon_are_those_of_its_matrices() -> None:
+    """By the leaves of the model, against the shape; one matrix's products as JAX counts them."""
+    params = jax.eval_shape(lambda: Transformer.init(HERO, key=jax.random.key(0)))
+    method, total = Method("muonh", MUON), 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if group_of(path, leaf, method) is Group.MUONH:
+            r, c = sorted(leaf.shape[-2:])
+            total += 5 * int(np.prod(leaf.shape[:-2])) * (4 * r * r * c + 2 * r**3)
+    assert muon_flops(HERO, 5) == total
+    one = dot_flops(lambda x: orthogonalised(x, 5, 1e-8), jax.ShapeDtypeStruct((6, 4), jnp.float32))
+    assert one == 5 * (4 * 4 * 4 * 6 + 2 * 4**3)
 
 
 def test_a_program_that_does_not_fit_is_a_result(rung: Rung) -> None:
