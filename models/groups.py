@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from ladder.recipe_interface import MuonPlan, OptimizerPlan
 from models.support import OPTIMIZERS
@@ -49,8 +49,8 @@ class Method:
 ADAMH = Method()  # of the recipe tiny-cpu
 
 
-def group_of(path: Any, leaf: Array, method: Method) -> Group:
-    """Return the group of the leaf at `path`, by the name of the field that holds it.
+def group_of(path: Any, leaf: Any, method: Method) -> Group:
+    """Return the group of the leaf, an array or its shape, at `path`, by the name of the field that holds it.
 
     Raises ValueError for a field that is neither in MATRICES nor in REST, and for a vector that should be a matrix.
     """
