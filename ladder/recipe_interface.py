@@ -5,7 +5,7 @@ generator solves for tokens at a budget and records where a rung lies outside th
 """
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ladder.errors import InputError
@@ -79,6 +79,25 @@ class RouterPlan:
     z_loss: float
     scores: str = "sigmoid"
     rate: float = 0.0
+
+
+# Weight of the auxiliary loss and step of the loss-free bias that their publications use: 0.01 (arXiv 2101.03961, also
+# OLMoE, arXiv 2409.02060) and 0.001 (arXiv 2408.15664).
+CUSTOMARY_RATES = {"auxiliary": 0.01, "bias": 0.001, "none": 0.0}
+
+
+def router_balanced(router: RouterPlan, balancing: str) -> RouterPlan:
+    """Return `router` with its experts balanced another way, at the rate that is customary for it.
+
+    Raises InputError for a way that is not known. Quantiles are exact where `router` has none.
+    """
+    if balancing == router.balancing:
+        return router
+    if balancing == "quantile":
+        return replace(router, balancing=balancing, estimator="topk", bins=0, rate=0.0)
+    if balancing not in CUSTOMARY_RATES:
+        raise InputError(f"balancing={balancing!r} is not known; use quantile, {', '.join(CUSTOMARY_RATES)}.")
+    return replace(router, balancing=balancing, estimator="", bins=0, rate=CUSTOMARY_RATES[balancing])
 
 
 NO_ROUTER = RouterPlan(balancing="none", estimator="", bins=0, weight_sum=0.0, z_loss=0.0)  # dense models
@@ -164,6 +183,13 @@ class AbstractRecipe(abc.ABC):
     @abc.abstractmethod
     def optimizer(self, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
         """Return the optimizer with every rate resolved."""
+
+    def other_optimizer(self, name: str, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
+        """Return an optimizer that is not the recipe's own, to compare with.
+
+        Raises InputError where the recipe has no evidence for its rates.
+        """
+        raise InputError(f"recipe {self.name} has no rates for optimizer {name!r}; write a recipe that has.")
 
     @abc.abstractmethod
     def schedule(self) -> Schedule:
