@@ -86,12 +86,15 @@ class SeedNoise:
     freedom: int
 
 
+WORDS = {"optimizer": "{}", "balancing": "balancing {}", "lr_multiple": "rates × {:g}"}  # of an override
+
+
 def label_of(rung: Rung) -> tuple[str, str]:
     """Return what of a rung was set by hand, in words, and the axis it lies on."""
     fields = {item.field: item.value for item in rung.overrides if item.field != "hidden"}
-    words = [f"rates x {value:g}" if name == "lr_multiple" else f"{name} {value}" for name, value in fields.items()]
-    axis = "optimizer" if "optimizer" in fields else next(iter(fields), "")
-    return ", ".join(sorted(words, reverse=True)) or CENTRE, axis
+    ordered = sorted(fields, key=lambda name: (*WORDS, name).index(name))
+    words = [WORDS.get(name, f"{name} {{:g}}").format(fields[name]) for name in ordered]
+    return ", ".join(words) or CENTRE, next(iter(ordered), "")
 
 
 def read_variants(study: Study) -> tuple[Ladder, list[Variant], pd.DataFrame]:
