@@ -20,6 +20,7 @@ from typing import Any
 from ladder.errors import ForetellError, UnusableError
 from ladder.rung import Rung
 from ladder.study import Study
+from models.branch import RunOptions, Trunk, branch_step, trunks
 from models.corpus import cache_dir
 from models.record import Progress
 from models.support import check_trainable
@@ -32,6 +33,7 @@ class Job:
     rung: Rung
     seed: int
     folder: Path
+    options: RunOptions = RunOptions()
 
     @property
     def run_id(self) -> str:
@@ -43,6 +45,11 @@ class Job:
         """What a compiled step is good for."""
         return self.rung.shape, self.rung.batch_seqs
 
+    @property
+    def after(self) -> str:
+        """Identity of the run that must have ended before, the trunk; empty for none."""
+        return self.options.trunk.run_id if self.options.trunk else ""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -53,12 +60,26 @@ class Failure:
     exit_code: int
 
 
-def missing_jobs(study: Study, rungs: Sequence[Rung]) -> list[Job]:
+def missing_jobs(study: Study, rungs: Sequence[Rung], *, keep_every: int = 0, tracker: str = "") -> list[Job]:
     """Return the runs of `rungs` that have no record yet, the most expensive first.
 
-    Raises InputError when one of them cannot be trained.
+    Runs that share their first steps are one trunk and its branches (`models.branch`). `keep_every` and `tracker` are
+    as in `RunOptions`. Raises InputError when one of them cannot be trained.
     """
-    jobs = [Job(rung, seed, study.run(rung.run_id(seed))) for rung in rungs for seed in rung.seeds]
+    trunk_of = trunks(rungs)
+    leaves: dict[str, set[int]] = {}
+    for rung in rungs:
+        if rung.rung_id in trunk_of:
+            leaves.setdefault(trunk_of[rung.rung_id].rung_id, set()).add(branch_step(rung))
+    jobs = []
+    for rung in rungs:
+        keep = tuple(sorted(leaves.get(rung.rung_id, ())))
+        for seed in rung.seeds:
+            trunk = None
+            if (of := trunk_of.get(rung.rung_id)) and seed in of.seeds:
+                trunk = Trunk(of.rung_id, seed, branch_step(rung), study.run(of.run_id(seed)))
+            options = RunOptions(keep, keep_every, trunk, tracker)
+            jobs.append(Job(rung, seed, study.run(rung.run_id(seed)), options))
     missing = [job for job in jobs if not (job.folder / "record.json").exists()]
     for job in missing:
         check_trainable(job.rung)
@@ -101,8 +122,11 @@ def _work(connection: Connection, core: int | None) -> None:
                     corpus = read_corpus(folder)
                     loaded = {folder: (corpus, jnp.asarray(corpus.train), measured_peak())}
                 corpus, text, peak = loaded[folder]
+                told, kept = connection.send, job.options
                 connection.send(
-                    train_run(job.rung, job.seed, job.folder, corpus, text, peak_flops=peak, progress=connection.send)
+                    train_run(
+                        job.rung, job.seed, job.folder, corpus, text, peak_flops=peak, progress=told, options=kept
+                    )
                 )
             except ForetellError as error:
                 connection.send(Failure(job.run_id, str(error), error.exit_code))
@@ -111,7 +135,7 @@ def _work(connection: Connection, core: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _worker_environment() -> Iterator[None]:
+def worker_environment() -> Iterator[None]:
     """Set what a one-core JAX worker needs in the environment it will inherit."""
     wanted = {
         "JAX_PLATFORMS": "cpu",
@@ -172,7 +196,7 @@ class WorkerPool:
         if self._processes:
             return
         spawn = multiprocessing.get_context("spawn")
-        with _worker_environment():
+        with worker_environment():
             for core in _cores(self._wanted):
                 ours, theirs = spawn.Pipe()
                 process: BaseProcess = spawn.Process(target=_work, args=(theirs, core), daemon=True)
@@ -198,9 +222,10 @@ class WorkerPool:
             self.start()
 
         def assign(connection: Connection) -> None:
-            if not pending:
+            going = {job.run_id for job in (*pending, *busy.values())}
+            if not (ready := [job for job in pending if job.after not in going]):
                 return
-            job = self._next(connection, pending)
+            job = self._next(connection, ready)
             pending.remove(job)
             self._compiled[connection].add(job.compiled_as)
             busy[connection] = job
@@ -222,6 +247,7 @@ class WorkerPool:
                     failures.append(message)
                 if not isinstance(message, Progress):
                     del busy[connection]
-                    assign(connection)
+                    for free in [each for each in self._processes if each not in busy]:
+                        assign(free)
         if failures:
             raise UnusableError(f"run {failures[0].run_id} could not be made: {failures[0].message}")

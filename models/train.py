@@ -18,12 +18,12 @@ from ladder.shape import MoeShape
 from models.data import batch_at
 from models.experts import Gather
 from models.optimizer import AdamHState, Rates, adamh, clip_by_global_norm, parameter_groups
+from models.record import TAIL_FRACTION
 from models.schedule import wsd
 from models.support import TINY_ROUTER
 from models.transformer import Transformer
 
 CHUNK = 512  # most steps in one dispatch, the length of its buffer of metrics
-TAIL_FRACTION = 0.1  # drops and training loss are averaged over this last share of the steps
 
 
 class Hyperparams(NamedTuple):
