@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ladder.errors import InputError
-from ladder.rung import Rung
+from ladder.rung import Rung, read_ladder
+from ladder.study import Study
 from models.record import TAIL_FRACTION
 from models.run_files import PERMANENT, checkpoint_paths, step_of
 
@@ -69,13 +70,15 @@ def branch_step(rung: Rung) -> int:
 
 def _shares(rung: Rung, steps: int) -> Float[np.ndarray, " steps"]:
     """Return the shares of the peak rate of the first `steps` steps."""
-    import jax.numpy as jnp  # here: most ladders have no two rungs to compare, and who plans them waits for no JAX
+    import jax  # here: most ladders have no two rungs to compare, and who plans them waits for no JAX
+    import jax.numpy as jnp
 
     from models.schedule import wsd
 
     plan = rung.schedule
-    fractions = (plan.warmup_fraction, plan.decay_fraction, plan.final_fraction)
-    return np.asarray(wsd(jnp.arange(steps), jnp.int32(rung.steps), *(jnp.float32(value) for value in fractions)))
+    fractions = (jnp.float32(value) for value in (plan.warmup_fraction, plan.decay_fraction, plan.final_fraction))
+    by_step = jax.vmap(wsd, (0, None, None, None, None))
+    return np.asarray(by_step(jnp.arange(steps), jnp.int32(rung.steps), *fractions))
 
 
 def shares_trunk(rung: Rung, trunk: Rung) -> bool:
@@ -140,3 +143,27 @@ def check_kept(folder: Path, step: int, run_id: str) -> None:
         f"run {run_id} keeps no permanent checkpoint at step {step}; {nearest}. Branch from there, or train with "
         "`--keep-every` next time."
     )
+
+
+def add_branches(study: Study, run_id: str, steps: Sequence[int], decay_fraction: float | None) -> list[Rung]:
+    """Add to the ladder of `study` a branch of the run at each of `steps` and return them, each with the run's seed.
+
+    They decay over `decay_fraction` of their steps, by default as the trunk does. Raises InputError where the run is not
+    of the ladder, has passed a step without keeping it, or cannot be left there.
+    """
+    ladder = read_ladder(study.ladder)
+    runs = {rung.run_id(seed): (rung, seed) for rung in ladder.rungs for seed in rung.seeds}
+    if run_id not in runs:
+        raise InputError(f"{study.ladder} has no run {run_id}; `foretell train status` names them.")
+    trunk, seed = runs[run_id]
+    decay = trunk.schedule.decay_fraction if decay_fraction is None else decay_fraction
+    added = [make_branch(trunk, seed, step, decay) for step in steps]
+    for step in steps:
+        check_kept(study.run(run_id), step, run_id)
+    rungs = {rung.rung_id: rung for rung in ladder.rungs}
+    for rung in added:
+        there = rungs.get(rung.rung_id)
+        seeds = (*there.seeds, seed) if there and seed not in there.seeds else (there or rung).seeds
+        rungs[rung.rung_id] = replace(there or rung, seeds=seeds)
+    replace(ladder, rungs=tuple(rungs.values())).save(study.ladder)
+    return added

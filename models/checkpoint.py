@@ -64,8 +64,10 @@ def _read_sound(path: Path) -> tuple[dict[str, Any], bytes] | None:
     line, _, data = path.read_bytes().partition(b"\n")
     try:
         head = json.loads(line)
+        whole = canonical_json(head)
         said = head.pop("head_sha256")
-        sound = head["schema"] == SCHEMA and said == sha256_bytes(canonical_json(head))
+        # The bytes as well: a digit can change without changing the number that is read.
+        sound = line == whole and head["schema"] == SCHEMA and said == sha256_bytes(canonical_json(head))
     except (ValueError, KeyError, TypeError, AttributeError, InputError):
         return None
     return (head, data) if sound and head["sha256"] == sha256_bytes(data) else None

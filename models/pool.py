@@ -8,8 +8,7 @@ round of runs to the next.
 import contextlib
 import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,6 +23,7 @@ from models.branch import RunOptions, Trunk, branch_step, trunks
 from models.corpus import cache_dir
 from models.record import Progress
 from models.support import check_trainable
+from models.worker_setup import measured_peak, worker_environment
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,12 @@ class Job:
     def run_id(self) -> str:
         """Identity of the run."""
         return self.rung.run_id(self.seed)
+
+    @property
+    def cost(self) -> int:
+        """FLOPs that the run costs, the steps of a trunk not counted."""
+        begun = self.options.trunk.step if self.options.trunk else 0
+        return self.rung.compute * (self.rung.steps - begun) // self.rung.steps
 
     @property
     def compiled_as(self) -> tuple[object, int]:
@@ -86,23 +92,6 @@ def missing_jobs(study: Study, rungs: Sequence[Rung], *, keep_every: int = 0, tr
     return sorted(missing, key=lambda job: -job.rung.compute)
 
 
-def measured_peak() -> float:
-    """Return the float32 matrix-product speed of this process in FLOP/s: the best of some 1024-cubed products."""
-    import jax
-    import jax.numpy as jnp
-
-    size = 1024
-    multiply = jax.jit(jnp.matmul)
-    matrix = jnp.ones((size, size), jnp.float32)
-    multiply(matrix, matrix).block_until_ready()
-    best = float("inf")
-    for _ in range(6):
-        start = time.perf_counter()
-        multiply(matrix, matrix).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
-
-
 def _work(connection: Connection, core: int | None) -> None:
     """Make the runs that come through `connection` until None does; report progress, records and failures."""
     if core is not None and hasattr(os, "sched_setaffinity"):
@@ -132,32 +121,6 @@ def _work(connection: Connection, core: int | None) -> None:
                 connection.send(Failure(job.run_id, str(error), error.exit_code))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return  # the parent is gone or going; what was checkpointed stays
-
-
-@contextlib.contextmanager
-def worker_environment() -> Iterator[None]:
-    """Set what a one-core JAX worker needs in the environment it will inherit."""
-    wanted = {
-        "JAX_PLATFORMS": "cpu",
-        # Level 1 compiles a step in two thirds of the time and runs it as fast. XLA stops reading at a word without
-        # dashes, so that the customary intra_op_parallelism_threads=1 would hide whatever follows it; a pinned
-        # process has one thread anyway.
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _cores(workers: int) -> list[int | None]:

@@ -26,8 +26,9 @@ def checkpoint_paths(folder: Path, *kinds: str) -> list[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a writer that was killed left half written. Only who holds the run's lock may."""
-    for path in folder.rglob(".*.*.*"):  # as ladder.records.write_atomic names them
-        path.unlink()
+    for place in (folder, folder / "checkpoints"):
+        for path in place.glob(".*.*.*"):  # as ladder.records.write_atomic names them
+            path.unlink(missing_ok=True)
 
 
 def core_hours(path: Path) -> float:
