@@ -51,7 +51,12 @@ def plan(study: StudyOption = Path("study"), role: RoleOption = Which.ALL, as_js
     flops = sum(job.cost for job in jobs)
     if as_json:
         runs = [
-            {"run_id": job.run_id, "rung": job.rung.name, "compute": float(job.rung.compute), "trunk": job.after or None}
+            {
+                "run_id": job.run_id,
+                "rung": job.rung.name,
+                "compute": float(job.rung.compute),
+                "trunk": job.after or None,
+            }
             for job in jobs
         ]
         typer.echo(json.dumps({"runs": runs, "compute": float(flops)}))
@@ -111,11 +116,11 @@ def run(
         text = corpus or build_corpus()
         read_manifest(text)
         submitted = submit(where, idle, text, ArrayPlan("slurm", partition, account, minutes))
-        ids = sorted({str(job.job_id).partition("_")[0] for job in submitted})
+        arrays = sorted({str(job.job_id).partition("_")[0] for job in submitted})
         if as_json:
-            typer.echo(json.dumps({"submitted": [job.run_id for job in idle], "arrays": ids}))
+            typer.echo(json.dumps({"submitted": [job.run_id for job in idle], "arrays": arrays}))
         else:
-            typer.echo(f"Submitted {len(idle)} runs as {', '.join(ids) or 'nothing'}; see `foretell train status`.")
+            typer.echo(f"Submitted {len(idle)} runs as {', '.join(arrays) or 'nothing'}; see `foretell train status`.")
         return
     if jobs:
         with WorkerPool(min(workers, len(jobs))) as pool:

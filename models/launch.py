@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import ForetellError, InputError
-from ladder.records import canonical_json, from_plain, read_json, to_plain, write_atomic
+from ladder.records import canonical_json, from_plain, read_json, write_atomic
 from ladder.rung import Rung
 from ladder.study import Study
 from models.branch import RunOptions, Trunk
@@ -37,7 +37,7 @@ def write_order(study: Study, job: Job, corpus: Path) -> Path:
         "keep_at": list(options.keep_at),
         "keep_every": options.keep_every,
         "tracker": options.tracker,
-        "trunk": to_plain(trunk) | {"folder": str(trunk.folder.resolve())} if trunk else None,
+        "trunk": trunk and {**vars(trunk), "folder": str(trunk.folder.resolve())},
     }
     path = study.root / "orders" / f"{job.run_id}.json"
     write_atomic(path, canonical_json(order))

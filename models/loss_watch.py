@@ -65,7 +65,7 @@ class LossWatch:
         for index in np.flatnonzero(high):
             streak = (watch.streak if index == previous + 1 else 0) + 1
             step = before + int(index) + 1
-            watch, previous = replace(watch, streak=streak), index
+            watch, previous = replace(watch, streak=streak), int(index)
             if streak == IN_A_ROW:
                 began = step - IN_A_ROW + 1
                 watch = replace(watch, spikes=watch.spikes + 1, first_spike=watch.first_spike or began)

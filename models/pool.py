@@ -9,7 +9,7 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,7 +20,6 @@ from ladder.errors import ForetellError, UnusableError
 from ladder.rung import Rung
 from ladder.study import Study
 from models.branch import RunOptions, Trunk, branch_step, trunks
-from models.corpus import cache_dir
 from models.record import Progress
 from models.support import check_trainable
 from models.worker_setup import measured_peak, worker_environment
@@ -33,7 +32,7 @@ class Job:
     rung: Rung
     seed: int
     folder: Path
-    options: RunOptions = RunOptions()
+    options: RunOptions = field(default_factory=RunOptions)
 
     @property
     def run_id(self) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def _classes(name: str) -> Any:
         from levanter.tracker.wandb import WandbTracker
 
         return WandbTracker
-    import tensorboardX  # noqa: F401  # what TensorboardConfig.init imports later
+    import_module("tensorboardX")  # what TensorboardConfig.init imports later
     from levanter.tracker.tensorboard import TensorboardConfig
 
     return TensorboardConfig

@@ -74,7 +74,7 @@ def assert_same(folder: Path, whole: Path) -> None:
     mine, theirs = read_record(folder / "record.json"), read_record(whole / "record.json")
     for name in ("evaluations", "train_loss", "drop_fraction", "losses", "spec_sha256", "branch"):
         assert getattr(mine, name) == getattr(theirs, name)
-    assert not [path for path in folder.rglob(".*")]
+    assert not list(folder.rglob(".*"))
 
 
 def test_ten_preemptions_change_nothing(corpus_folder: Path, whole: Path, tmp_path: Path) -> None:
@@ -107,7 +107,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
 
     # From the 16th file on (sign of life, spec, metrics, some checkpoints) nothing but its first bytes has room.
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdopen", lambda handle, mode: Full(handle, mode) if next(writes) >= 15 else real(handle, mode))
+        patch.setattr(
+            os, "fdopen", lambda handle, mode: Full(handle, mode) if next(writes) >= 15 else real(handle, mode)
+        )
         with pytest.raises(StorageError, match=r"cannot write to .*No space left on device.*goes on from its last"):
             run(folder, corpus_folder)
     assert not (folder / "record.json").exists()
@@ -121,7 +123,13 @@ def test_a_checkpoint_cut_or_changed_anywhere_is_found_out(whole: Path, tmp_path
     data, digest = newest.read_bytes(), read_record(whole / "record.json").spec_sha256
     like, path, rng = initial_state(SHAPE, jnp.int32(0)), tmp_path / newest.name, random.Random(0)
     head = data.index(b"\n")
-    for cut in [*range(0, head + 2, 5), head, head + 1, *(rng.randrange(head, len(data)) for _ in range(100)), len(data) - 1]:
+    for cut in [
+        *range(0, head + 2, 5),
+        head,
+        head + 1,
+        *(rng.randrange(head, len(data)) for _ in range(100)),
+        len(data) - 1,
+    ]:
         path.write_bytes(data[:cut])
         assert read_checkpoint(path, digest, like) is None
     for at in [*range(0, head, 7), *(rng.randrange(len(data)) for _ in range(100))]:
@@ -173,7 +181,11 @@ def test_a_branch_ends_bit_for_bit_as_if_trained_alone(corpus_folder: Path, whol
         run(alone, corpus_folder, job.rung)
         assert last_state(job.folder) == last_state(alone)
         mine, theirs = read_record(job.folder / "record.json"), read_record(alone / "record.json")
-        assert (mine.evaluations, mine.train_loss, mine.losses) == (theirs.evaluations, theirs.train_loss, theirs.losses)
+        assert (mine.evaluations, mine.train_loss, mine.losses) == (
+            theirs.evaluations,
+            theirs.train_loss,
+            theirs.losses,
+        )
         assert (mine.branch.run_id, mine.branch.step, theirs.branch) == (trunk.run_id(0), begins, None)
         mine_lines, lines = ((f / "metrics.jsonl").read_text().splitlines() for f in (job.folder, alone))
         assert mine_lines == lines[begins:]
@@ -182,7 +194,9 @@ def test_a_branch_ends_bit_for_bit_as_if_trained_alone(corpus_folder: Path, whol
     assert set(table["compute"]) == {float(rung.compute) for rung in (trunk, *added)}
     states = run_states(study, (trunk, *added))
     each = trunk.compute / STEPS
-    assert [row.spent_flops for row in states] == pytest.approx([STEPS * each, (short.steps - 40) * each, (long.steps - 60) * each])
+    assert [row.spent_flops for row in states] == pytest.approx(
+        [STEPS * each, (short.steps - 40) * each, (long.steps - 60) * each]
+    )
 
     with pytest.raises(InputError, match=r"keeps no permanent checkpoint at step 50; the nearest is at step (40|60)"):
         add_branches(study, trunk.run_id(0), [50], None)

@@ -94,7 +94,10 @@ def test_a_run_learns_and_records_what_it_did(whole: Path) -> None:
     assert record.train_loss == pytest.approx(np.mean(tail), rel=1e-5)
 
 
-@pytest.mark.parametrize("kills", [(23,), (5, 64, 111)])
+TEN = (9, 19, 28, 40, 51, 60, 72, 85, 97, 108)
+
+
+@pytest.mark.parametrize("kills", [(23,), (5, 64, 111), pytest.param(TEN, marks=pytest.mark.slow)])
 def test_killed_and_resumed_is_bit_identical(corpus_folder: Path, whole: Path, tmp_path: Path, kills) -> None:
     folder = tmp_path / "run"
     for kill_at in kills:
