@@ -132,6 +132,8 @@ def submit(study: Study, jobs: Sequence[Job], corpus: Path, plan: ArrayPlan) -> 
     executor.update_parameters(
         name="foretell", timeout_min=plan.minutes, cpus_per_task=1, slurm_array_parallelism=plan.at_once
     )
+    more: dict[str, Any] = {"requeue": True}  # by Slurm itself, where a node fails or another job takes it
+    executor.update_parameters(slurm_additional_parameters=more)
     for name in ("partition", "account"):
         if value := getattr(plan, name):
             executor.update_parameters(**{f"slurm_{name}": value})
@@ -140,7 +142,8 @@ def submit(study: Study, jobs: Sequence[Job], corpus: Path, plan: ArrayPlan) -> 
         if wave is second and second:
             ids = {job.job_id.partition("_")[0] for job in submitted}
             # afterany: a branch whose trunk failed begins at its first step, and ends the same.
-            executor.update_parameters(slurm_additional_parameters={"dependency": "afterany:" + ":".join(sorted(ids))})
+            after = {"dependency": "afterany:" + ":".join(sorted(ids))}
+            executor.update_parameters(slurm_additional_parameters=more | after)
             if plan.cluster == "local":
                 for job in submitted:
                     job.wait()

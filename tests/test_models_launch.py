@@ -77,6 +77,32 @@ def test_slurm_that_is_not_there_is_one_sentence(study: Study, monkeypatch: pyte
         submit(study, jobs, study.root / "corpus", ArrayPlan("slurm", partition="cpu"))
 
 
+def test_slurm_is_asked_for_arrays_with_branches_after_their_trunks(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("srun", "sbatch"):  # a Slurm that takes every script and numbers it
+        tool = tmp_path / name
+        tool.write_text(
+            f'#!/bin/sh\ncp "$1" {tmp_path}/script.$$\necho Submitted batch job 7$(ls {tmp_path} | grep -c script)\n'
+        )
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    trunk = small_rung(STEPS + 2)
+    wanted = Study(tmp_path / "study")
+    jobs = missing_jobs(
+        wanted, [trunk, make_branch(trunk, 0, 30, 0.25), make_branch(trunk, 0, 40, 0.25), small_rung(9)]
+    )
+    plan = ArrayPlan("slurm", "cpu-long", "lab", minutes=90, at_once=20)
+    submitted = submit(wanted, jobs, study.root / "corpus", plan)
+    assert [job.job_id for job in submitted] == ["71_0", "71_1", "72_0", "72_1"]
+    scripts = sorted((path.read_text() for path in tmp_path.glob("script.*")), key=lambda text: "--dependency" in text)
+    options = ("partition=cpu-long", "account=lab", "time=90", "array=0-1%2", "cpus-per-task=1", "requeue")
+    for script in scripts:
+        assert not [option for option in options if f"#SBATCH --{option}\n" not in script]
+    assert "--dependency" not in scripts[0]
+    assert "#SBATCH --dependency=afterany:71" in scripts[1]
+
+
 def test_the_commands_say_where_runs_stand(study: Study) -> None:
     root = ["--study", str(study.root)]
     rung = small_rung(STEPS)
