@@ -1,4 +1,7 @@
-"""The tables of README.md that are computed, not typed: the default ladder with its cost.
+"""The tables that are computed, not typed: the default ladder with its cost, and what the TPU's compiler said.
+
+README.md has the ladder and the compiled rungs, docs/compiling-for-tpu.md the comparisons. What the compiler said is in
+benchmarks/compiled.json, see benchmarks/compile_rungs.py.
 
     python benchmarks/readme_tables.py            # write them
     python benchmarks/readme_tables.py --check    # exit 1 when the file is stale
@@ -9,11 +12,12 @@ Prints one line of JSON.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.compiled_tables import collectives_table, compared_table, measured_table, rungs_table
 from ladder.chips import chip_named
 from ladder.cost import cost_of
 from ladder.errors import InputError
@@ -23,8 +27,9 @@ from ladder.recipe import recipe_named
 from ladder.records import write_atomic
 from ladder.units import format_count, format_flops
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN, END = "<!-- ladder:begin -->", "<!-- ladder:end -->"
+ROOT = Path(__file__).resolve().parent.parent
+README, COMPILING = ROOT / "README.md", ROOT / "docs" / "compiling-for-tpu.md"
+COMPILED = ROOT / "benchmarks" / "compiled.json"
 RECIPE, CHIP = "marin-moe-v16", "v5p"
 
 
@@ -69,13 +74,29 @@ def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def with_tables(text: str) -> str:
-    """Return README.md's text with its computed table renewed; raises InputError when the marks are missing."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise InputError(f"README.md needs the lines {BEGIN} and {END}; put them where the table belongs.")
-    return f"{before}{BEGIN}\n{ladder_table()}\n{END}{after}"
+def with_tables(text: str, tables: Mapping[str, str], where: Path) -> str:
+    """Return a page's text with its computed tables renewed; raises InputError when the marks of one are missing."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise InputError(f"{where} needs the lines {begin} and {end}; put them where the table belongs.")
+        text = f"{before}{begin}\n{table}\n{end}{after}"
+    return text
+
+
+def pages() -> dict[Path, dict[str, str]]:
+    """Return the computed tables of each page by name."""
+    compiled = json.loads(COMPILED.read_text())
+    return {
+        README: {"ladder": ladder_table(), "compiled": rungs_table(compiled)},
+        COMPILING: {
+            "compared": compared_table(compiled),
+            "collectives": collectives_table(compiled),
+            "measured": measured_table(compiled),
+        },
+    }
 
 
 def main() -> int:
@@ -84,16 +105,20 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="not needed; there for uniformity")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a table is stale")
     arguments = parser.parse_args()
-    old = README.read_text()
+    stale = []
     try:
-        new = with_tables(old)
+        for path, tables in pages().items():
+            old = path.read_text()
+            new = with_tables(old, tables, path)
+            if new != old:
+                stale.append(path.name)
+                if not arguments.check:
+                    write_atomic(path, new.encode())
     except InputError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if not arguments.check and new != old:
-        write_atomic(README, new.encode())
-    print(json.dumps({"stale": new != old, "written": new != old and not arguments.check}))
-    return int(arguments.check and new != old)
+    print(json.dumps({"stale": stale, "written": bool(stale) and not arguments.check}))
+    return int(arguments.check and bool(stale))
 
 
 if __name__ == "__main__":

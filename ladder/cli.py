@@ -28,13 +28,14 @@ def show(ladder: LadderArgument, as_json: JsonOption = False) -> None:
 
     Example: foretell ladder show study/ladder.json
     """
+    from ladder.compiled import compiled_path, read_compiled
     from ladder.rung import read_ladder
 
     value = read_ladder(ladder)
     if as_json:
         typer.echo(value.to_json().decode())
     else:
-        print_ladder(value)
+        print_ladder(value, read_compiled(compiled_path(ladder)))
 
 
 @app.command()

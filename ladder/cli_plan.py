@@ -31,17 +31,21 @@ def _overrides(texts: list[str]) -> dict[int, dict[str, int]]:
     return found
 
 
-def _axes(texts: list[str]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+def _axes(texts: list[str]) -> dict[str, list[float | str]]:
+    found: dict[str, list[float | str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        try:
-            found.setdefault(name.strip(), []).extend(float(value) for value in values.split(","))
-        except ValueError:
-            equals = ""
-        if not equals:
+        if not equals or not all(value.strip() for value in values.split(",")):
             raise InputError(f"--vary {text!r} must be AXIS=VALUE,VALUE, such as lr=0.5,1,2.")
+        found.setdefault(name.strip(), []).extend(_value(value.strip()) for value in values.split(","))
     return found
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _only(kind: str, given: Mapping[str, Any], allowed: set[str]) -> None:
@@ -87,7 +91,7 @@ def plan(
         list[str] | None,
         typer.Option(
             help="Of --around: seeds=3, lr=0.5,2, batch=0.5,2, experts=32,128, top_k=2,8, granularity=0.5,2, "
-            "shared_share=0,0.4.",
+            "shared_share=0,0.4, balancing=auxiliary,bias,none, optimizer=adamw.",
             metavar="AXIS=VALUES",
         ),
     ] = None,
@@ -138,13 +142,13 @@ def plan(
         from ladder.diff import read_side
         from ladder.sweep import plan_around
 
-        _only("around a rung, where --vary sets seeds", given, {"--around", "--vary"})
+        _only("around a rung", given, {"--around", "--vary", "--seeds"})
         source, rung = read_side(around)
         if rung is None:
             raise InputError(f"--around {around!r} must name a rung: LADDER:RUNG, one of {_names(source)}.")
         if ".py:" not in recipe:
             chosen = recipe_named(rung.recipe)
-        ladder = plan_around(chosen, rung, _axes(vary or []))
+        ladder = plan_around(chosen, rung, _axes(vary or []), seeds if seeds > 1 else None)
     elif tokens_per_param is not None:
         from ladder.optima import optima_named
         from ladder.plan_optima import plan_at_ratio
@@ -204,7 +208,7 @@ def plan(
     else:
         from ladder.cli_table import print_ladder
 
-        print_ladder(ladder)
+        print_ladder(ladder, {})
         typer.echo(f"Wrote {out}.")
 
 

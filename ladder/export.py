@@ -79,7 +79,7 @@ def levanter_config(rung: Rung, seed: int) -> dict[str, Any]:
             "epsilon": plan.epsilon,
             "max_grad_norm": plan.clip_norm,
             "weight_decay": plan.weight_decay,
-            "lr_schedule": "linear",
+            "lr_schedule": rung.schedule.decay,
             "warmup": rung.schedule.warmup_fraction,
             "decay": rung.schedule.decay_fraction,
             "min_lr_ratio": rung.schedule.final_fraction,

@@ -14,8 +14,10 @@ from typing import Any
 
 from ladder.counts import ParamCounts
 from ladder.errors import InputError, UnusableError
+from ladder.recipe import recipe_named
 from ladder.recipe_interface import AbstractRecipe
 from ladder.records import read_json
+from ladder.rung import Ladder, Rung
 
 FIT_SCHEMA = "fit/1"  # as fits/result.py writes it
 SURFACE_LAW = "chinchilla"
@@ -231,3 +233,17 @@ def _fitted_path(data: dict[str, Any], recipe: AbstractRecipe, where: str) -> Op
         source=f"{where} (N* ~ C^{slope:.3f} through {len(profiles)} IsoFLOP vertices)",
         budgets=(math.exp(min(x)), math.exp(max(x))),
     )
+
+
+def nearest_optima(ladder: Ladder) -> tuple[Rung, ...]:
+    """Return, for each budget of `ladder`, the rung whose size is nearest, in ratio, to its recipe's expected optimum.
+
+    Raises InputError when a recipe is not known by its name.
+    """
+    best: dict[int, tuple[float, Rung]] = {}
+    for rung in ladder.rungs:
+        expected = recipe_named(rung.recipe).expected_optimum(rung.budget)
+        distance = abs(math.log(rung.counts.nonembedding_active / expected))
+        if rung.budget not in best or distance < best[rung.budget][0]:
+            best[rung.budget] = distance, rung
+    return tuple(rung for _, rung in best.values())

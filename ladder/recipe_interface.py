@@ -5,7 +5,7 @@ generator solves for tokens at a budget and records where a rung lies outside th
 """
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ladder.errors import InputError
@@ -30,15 +30,15 @@ class OptimizerPlan:
     Attributes:
         name: ``"adamh"``: matrices by AdamH (Adam direction, Frobenius norm kept), the rest by Adam;
             ``"muonh"``: matrices by MuonH (orthogonalised direction, Frobenius norm kept), the head by AdamH, the
-            rest by Adam.
-        matrix_lr: peak rate of the matrix group, relative to the matrix's norm.
+            rest by Adam; ``"adam"`` and ``"adamw"``: matrices by Adam, the latter with weight decay, the rest by Adam.
+        matrix_lr: peak rate of the matrix group, relative to the matrix's norm for AdamH and MuonH.
         adam_lr: peak rate of the Adam group (embedding, router, gains).
         beta1, beta2, epsilon: Adam moments.
         clip_norm: bound on the global gradient norm; 0 for none.
         z_loss: weight on the mean squared log-partition of the output logits.
         head_lr: peak rate of the head where it is a group of its own; None where it is one of the matrices.
         muon: what MuonH needs besides a rate; None for other optimizers.
-        weight_decay: decoupled weight decay of all groups.
+        weight_decay: decoupled weight decay of AdamW's matrices.
     """
 
     name: str
@@ -81,21 +81,50 @@ class RouterPlan:
     rate: float = 0.0
 
 
+# Weight of the auxiliary loss and step of the loss-free bias that their publications use: 0.01 (arXiv 2101.03961, also
+# OLMoE, arXiv 2409.02060) and 0.001 (arXiv 2408.15664).
+CUSTOMARY_RATES = {"auxiliary": 0.01, "bias": 0.001, "none": 0.0}
+
+
+def router_balanced(router: RouterPlan, balancing: str) -> RouterPlan:
+    """Return `router` with its experts balanced another way, at the rate that is customary for it.
+
+    Raises InputError for a way that is not known. Quantiles are exact where `router` has none.
+    """
+    if balancing == router.balancing:
+        return router
+    if balancing == "quantile":
+        return replace(router, balancing=balancing, estimator="topk", bins=0, rate=0.0)
+    if balancing not in CUSTOMARY_RATES:
+        raise InputError(f"balancing={balancing!r} is not known; use quantile, {', '.join(CUSTOMARY_RATES)}.")
+    return replace(router, balancing=balancing, estimator="", bins=0, rate=CUSTOMARY_RATES[balancing])
+
+
 NO_ROUTER = RouterPlan(balancing="none", estimator="", bins=0, weight_sum=0.0, z_loss=0.0)  # dense models
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warmup-stable-decay: linear warmup, constant, linear decay to `final_fraction` of the peak.
+    """Linear warmup, constant, decay to `final_fraction` of the peak.
 
-    `warmup_fraction` and `decay_fraction` are shares of all steps.
+    Attributes:
+        warmup_fraction, decay_fraction: shares of all steps.
+        decay: ``"linear"`` or ``"cosine"``, half of one.
     """
 
     warmup_fraction: float
     decay_fraction: float
     final_fraction: float
+    decay: str = "linear"
+
+    @property
+    def name(self) -> str:
+        """What the field calls it: wsd where there is a constant part, else by its decay."""
+        return "wsd" if self.warmup_fraction + self.decay_fraction < 1 else self.decay
 
     def __post_init__(self) -> None:
+        if self.decay not in ("linear", "cosine"):
+            raise InputError(f"decay={self.decay!r} is no way to decay; use linear or cosine.")
         if not (
             self.warmup_fraction >= 0 and self.decay_fraction >= 0 and self.warmup_fraction + self.decay_fraction <= 1
         ):
@@ -154,6 +183,13 @@ class AbstractRecipe(abc.ABC):
     @abc.abstractmethod
     def optimizer(self, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
         """Return the optimizer with every rate resolved."""
+
+    def other_optimizer(self, name: str, tokens: float, batch_seqs: int, shape: MoeShape) -> OptimizerPlan:
+        """Return an optimizer that is not the recipe's own, to compare with.
+
+        Raises InputError where the recipe has no evidence for its rates.
+        """
+        raise InputError(f"recipe {self.name} has no rates for optimizer {name!r}; write a recipe that has.")
 
     @abc.abstractmethod
     def schedule(self) -> Schedule:

@@ -34,12 +34,13 @@ class Role(StrEnum):
 class Override:
     """A field that was set by hand: what it was set to, and what the recipe's rule gives.
 
-    ``lr_multiple`` is the factor on all peak rates; every other field is an integer.
+    ``lr_multiple`` is the factor on all peak rates; ``balancing`` and ``optimizer`` are names; every other field is an
+    integer.
     """
 
     field: str
-    value: int | float
-    rule: int
+    value: int | float | str
+    rule: int | str
 
 
 @dataclass(frozen=True)

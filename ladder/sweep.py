@@ -3,7 +3,7 @@
 They show whether a recipe's rule is tuned where a law will lean on it, before the law is fitted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -81,56 +81,89 @@ AXES: dict[str, Callable[[Rung, float], Mapping[str, float]]] = {
     "shared_share": _shared_share,
 }
 SPARSITY = ("experts", "top_k", "granularity", "shared_share")
+NAMED = ("balancing", "optimizer")  # axes whose values are names
 
 
-def plan_around(recipe: AbstractRecipe, rung: Rung, axes: Mapping[str, Sequence[float]]) -> Ladder:
+def plan_around(
+    recipe: AbstractRecipe, rung: Rung, axes: Mapping[str, Sequence[float | str]], runs: int | None = None
+) -> Ladder:
     """Return `rung` and, for each value of each axis, the rung that differs in it alone, at the same compute.
 
     Axes: ``seeds`` (one value, how many runs of the rung itself); ``lr`` and ``batch`` (multiples); ``experts``,
     ``top_k`` (numbers); ``granularity`` (multiples: expert width divided, experts and top-k multiplied by it);
-    ``shared_share`` (share of the active expert width that is shared). The budget is the rung's and tokens follow from
-    it, so a larger top-k trains on less. Values that give the rung itself add nothing.
+    ``shared_share`` (share of the active expert width that is shared); ``balancing`` and ``optimizer`` (names). The
+    budget is the rung's and tokens follow from it, so a larger top-k trains on less. Values that give the rung itself
+    add nothing. Another optimizer is planned at every multiple of ``lr`` as well, since rates do not carry over.
+
+    Arguments:
+        runs: how many runs, seeds counted from 0, to make of every rung of the sweep.
 
     Raises InputError for an unknown axis, a value that gives no whole shape, and a sparsity axis of a dense rung.
     """
     if not axes:
-        raise InputError(f"say what to vary: {', '.join((SEEDS, *AXES))}; such as lr=0.5,1,2.")
+        raise InputError(f"say what to vary: {', '.join((SEEDS, *AXES, *NAMED))}; such as lr=0.5,1,2.")
     by_hand = {item.field: item.value for item in rung.overrides if item.field != "hidden"}
-    seeds = axes.get(SEEDS, (len(rung.seeds),))
-    if len(seeds) != 1:
+    asked = _numbers(SEEDS, axes.get(SEEDS, (len(rung.seeds) if runs is None else runs,)))
+    if len(asked) != 1:
         raise InputError("seeds takes one value, how many runs to make of the rung itself, such as seeds=3.")
-    if not 1 <= seeds[0] <= MAX_SEEDS:
-        raise InputError(f"seeds={seeds[0]:g} must be from 1 to {MAX_SEEDS}.")
-    runs = tuple(range(_whole(SEEDS, seeds[0], seeds[0])))
+    if not 1 <= asked[0] <= MAX_SEEDS:
+        raise InputError(f"seeds={asked[0]:g} must be from 1 to {MAX_SEEDS}.")
+    own = tuple(range(_whole(SEEDS, asked[0], asked[0])))
     centre = make_rung(recipe, rung.budget, rung.shape.hidden, overrides=by_hand, corpus_tokens=rung.corpus_tokens)
     if centre.rung_id != rung.rung_id:
         raise InputError(
             f"rung {rung.name} ({rung.rung_id}) does not follow from recipe {recipe.name}; a sweep around it would "
             "vary more than was asked. Plan it anew."
         )
-    found = {centre.rung_id: replace(centre, seeds=runs)}
+    found = {centre.rung_id: replace(centre, seeds=own)}
     for axis, values in axes.items():
         if axis == SEEDS:
             continue
-        if axis not in AXES:
-            raise InputError(f"unknown axis {axis!r}; known: {', '.join((SEEDS, *AXES))}.")
-        if axis in SPARSITY and rung.shape.dense:
-            raise InputError(f"{axis} cannot be varied: rung {rung.name} is dense.")
-        for value in values:
-            if not (0 < value <= MAX_VALUE or (axis == "shared_share" and value == 0)):
-                raise InputError(f"{axis}={value:g} must be positive and at most {MAX_VALUE:g}.")
+        for change in _changes(rung, axis, values, axes.get("lr", ())):
             made = make_rung(
                 recipe,
                 rung.budget,
                 rung.shape.hidden,
-                overrides={**by_hand, **AXES[axis](rung, value)},
+                seeds=tuple(range(runs or 1)),
+                overrides={**by_hand, **change},
                 corpus_tokens=rung.corpus_tokens,
             )
             found.setdefault(made.rung_id, made)
-    if len(found) == 1 and len(runs) == len(rung.seeds):
+    if len(found) == 1 and len(own) == len(rung.seeds):
         raise InputError("no value gives anything but the rung itself; name others, such as lr=0.5,2.")
     remark = (
         f"A sweep around {rung.name} ({rung.rung_id}) at {format_flops(rung.budget)} FLOPs. Keep it in a study of its "
         "own: a law fitted to mistuned rungs bends."
     )
     return Ladder("sweep", tuple(found.values()), provenance(), (pin_recipe(recipe),), (remark,))
+
+
+def _changes(
+    rung: Rung, axis: str, values: Sequence[float | str], rates: Sequence[float | str]
+) -> Iterator[Mapping[str, float | str]]:
+    """Yield what each value of an axis overrides."""
+    if axis in NAMED:
+        if axis == "balancing" and rung.shape.dense:
+            raise InputError(f"{axis} cannot be varied: rung {rung.name} is dense.")
+        for name in values:
+            if not isinstance(name, str):
+                raise InputError(f"{axis}={name:g} must be a name.")
+            other = axis == "optimizer" and name != rung.optimizer.name
+            for rate in _numbers("lr", rates) if other and rates else (1.0,):
+                yield {axis: name} if rate == 1 else {axis: name, **_lr(rung, rate)}
+        return
+    if axis not in AXES:
+        raise InputError(f"unknown axis {axis!r}; known: {', '.join((SEEDS, *AXES, *NAMED))}.")
+    if axis in SPARSITY and rung.shape.dense:
+        raise InputError(f"{axis} cannot be varied: rung {rung.name} is dense.")
+    for value in _numbers(axis, values):
+        if not (0 < value <= MAX_VALUE or (axis == "shared_share" and value == 0)):
+            raise InputError(f"{axis}={value:g} must be positive and at most {MAX_VALUE:g}.")
+        yield AXES[axis](rung, value)
+
+
+def _numbers(axis: str, values: Sequence[float | str]) -> list[float]:
+    for value in values:
+        if isinstance(value, str):
+            raise InputError(f"{axis}={value} must be a number.")
+    return [float(value) for value in values]

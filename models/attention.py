@@ -45,54 +45,67 @@ def _by_group(x: Float[Array, "B S H h"], groups: int) -> Float[Array, "Bn gS h"
     return grouped.reshape(batch * groups, heads // groups * seq, head_dim)
 
 
-def _powers(q: Float[Array, "N Q h"], k: Float[Array, "N S h"]) -> Float[Array, "N Q S"]:
+def _powers(
+    q: Float[Array, "N Q h"], k: Float[Array, "N S h"], documents: Int[Array, "N S"] | None
+) -> Float[Array, "N Q S"]:
     seq = k.shape[1]
     causal = np.tile(np.tril(np.ones((seq, seq), bool)), (q.shape[1] // seq, 1))
+    if documents is not None:
+        causal = causal & (jnp.tile(documents, (1, q.shape[1] // seq))[:, :, None] == documents[:, None, :])
     # Normalised queries and keys bound the scores by QUERY_SCALE sqrt(h), so that no maximum need be taken off.
     return jnp.where(causal, jnp.exp(jnp.einsum("nqh,nkh->nqk", q, k)), 0.0)
 
 
 @jax.custom_vjp
-def causal_mix(q: Float[Array, "N Q h"], k: Float[Array, "N S h"], v: Float[Array, "N S h"]) -> Float[Array, "N Q h"]:
+def causal_mix(
+    q: Float[Array, "N Q h"],
+    k: Float[Array, "N S h"],
+    v: Float[Array, "N S h"],
+    documents: Int[Array, "N S"] | None = None,
+) -> Float[Array, "N Q h"]:
     """Return the values mixed by softmax(q k^T) over the keys at or before each query; Q is a multiple of S.
 
-    Scores must be small enough for their exponential. The sum divides the mixture, not the weights, and the
-    gradient keeps to plain batched products.
+    Where the document of each position is given, over those of the same one. Scores must be small enough for their
+    exponential. The sum divides the mixture, not the weights, and the gradient keeps to plain batched products.
     """
-    return _causal_mix_fwd(q, k, v)[0]
+    return _causal_mix_fwd(q, k, v, documents)[0]
 
 
 _Saved = tuple[Array, ...]
 
 
 def _causal_mix_fwd(
-    q: Float[Array, "N Q h"], k: Float[Array, "N S h"], v: Float[Array, "N S h"]
+    q: Float[Array, "N Q h"], k: Float[Array, "N S h"], v: Float[Array, "N S h"], documents: Int[Array, "N S"] | None
 ) -> tuple[Float[Array, "N Q h"], _Saved]:
-    powers = _powers(q, k)
+    powers = _powers(q, k, documents)
     inverse = 1 / jnp.sum(powers, axis=-1, keepdims=True)
     mixed = jnp.einsum("nqk,nkh->nqh", powers, v) * inverse
     return mixed, (q, k, v, powers, inverse, mixed)
 
 
-def _causal_mix_bwd(saved: _Saved, grad: Float[Array, "N Q h"]) -> tuple[Array, Array, Array]:
+def _causal_mix_bwd(saved: _Saved, grad: Float[Array, "N Q h"]) -> tuple[Array, Array, Array, None]:
     q, k, v, powers, inverse, mixed = saved
     grad = grad * inverse
     inner = jnp.einsum("nqh,nkh->nqk", grad, v) - row_sums(grad * mixed)[..., None]
     to_scores = powers * inner
     to_q = jnp.einsum("nqk,nkh->nqh", to_scores, k)
     to_k = jnp.einsum("nqk,nqh->nkh", to_scores, q)
-    return to_q, to_k, jnp.einsum("nqk,nqh->nkh", powers, grad)
+    return to_q, to_k, jnp.einsum("nqk,nqh->nkh", powers, grad), None
 
 
 causal_mix.defvjp(_causal_mix_fwd, _causal_mix_bwd)
 
 
 def windowed_mix(
-    q: Float[Array, "B S H h"], k: Float[Array, "B S H h"], v: Float[Array, "B S H h"], window: Int[Array, ""]
+    q: Float[Array, "B S H h"],
+    k: Float[Array, "B S H h"],
+    v: Float[Array, "B S H h"],
+    window: Int[Array, ""],
+    documents: Int[Array, "B S"] | None = None,
 ) -> Float[Array, "B S H h"]:
     """Return the values mixed by softmax(q k^T) over the last `window` keys at or before each query, itself included.
 
-    Scores of any size. The map of a block of queries is made, used and, in the gradient, made again, so that the map
+    Where the document of each position is given, over those of the same one. Scores of any size. The map of a block of queries is made, used and, in the gradient, made again, so that the map
     of all queries never exists.
     """
     seq = q.shape[1]
@@ -104,6 +117,9 @@ def windowed_mix(
         queries = q.at[:, at].get(mode="fill", fill_value=0)
         scores = jnp.einsum("bqhc,bkhc->bhqk", queries, k)
         seen = (positions <= at[:, None]) & (positions > at[:, None] - window)
+        if documents is not None:
+            mine = documents.at[:, at].get(mode="fill", fill_value=-1)
+            seen = seen & (mine[:, None, :, None] == documents[:, None, None, :])
         weights = jax.nn.softmax(jnp.where(seen, scores, MASKED), axis=-1)
         return jnp.einsum("bhqk,bkhc->bqhc", weights, v)
 
@@ -150,17 +166,21 @@ class Attention(eqx.Module):
             shape,
         )
 
-    def __call__(self, x: Float[Array, "B S d"], is_global: Bool[Array, ""]) -> Float[Array, "B S d"]:
+    def __call__(
+        self, x: Float[Array, "B S d"], is_global: Bool[Array, ""], documents: Int[Array, "B S"] | None = None
+    ) -> Float[Array, "B S d"]:
         """Return the attention output for each position, which sees itself and those before it in the layer's window.
 
-        `is_global` says which kind of layer this is; patterns whose layers are all alike do not read it.
+        `is_global` says which kind of layer this is; patterns whose layers are all alike do not read it. With
+        `documents`, the number of each position's document, a position sees those of its own; offset keys and short
+        convolutions still reach back over a boundary.
         """
         plain = replace(PLAIN_ATTENTION, rope_theta=self.shape.attention.rope_theta)
         if self.shape.attention == plain and not self.shape.short_conv:
-            return self._plain(x)
-        return self._patterned(x, is_global)
+            return self._plain(x, documents)
+        return self._patterned(x, is_global, documents)
 
-    def _plain(self, x: Float[Array, "B S d"]) -> Float[Array, "B S d"]:
+    def _plain(self, x: Float[Array, "B S d"], documents: Int[Array, "B S"] | None) -> Float[Array, "B S d"]:
         batch, seq, hidden = x.shape
         heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         projected = linear(x.reshape(-1, hidden), self.qkv).reshape(batch, seq, heads + 2 * kv_heads, head_dim)
@@ -169,11 +189,13 @@ class Attention(eqx.Module):
         qk = rope(normed, self.shape.attention.rope_theta)
         q = _by_group(qk[:, :, :heads] * (QUERY_SCALE / head_dim**0.5), kv_heads)
         k, v = _by_group(qk[:, :, heads:], kv_heads), _by_group(projected[:, :, heads + kv_heads :], kv_heads)
-        mixed = causal_mix(q, k, v)
+        mixed = causal_mix(q, k, v, None if documents is None else jnp.repeat(documents, kv_heads, axis=0))
         mixed = mixed.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim).transpose(0, 3, 1, 2, 4)
         return linear(mixed.reshape(batch * seq, heads * head_dim), self.out).reshape(x.shape)
 
-    def _patterned(self, x: Float[Array, "B S d"], is_global: Bool[Array, ""]) -> Float[Array, "B S d"]:
+    def _patterned(
+        self, x: Float[Array, "B S d"], is_global: Bool[Array, ""], documents: Int[Array, "B S"] | None
+    ) -> Float[Array, "B S d"]:
         batch, seq, hidden = x.shape
         shape, pattern = self.shape, self.shape.attention
         heads, stored, head_dim = shape.heads, shape.stored_kv_heads, shape.head_dim
@@ -185,7 +207,7 @@ class Attention(eqx.Module):
         q, k = _normed(q, self.query_gain), _normed(k, self.key_gain)
         q, k = self._positioned(q, is_global), self._positioned(k, is_global)
         if pattern.key_offset:
-            free = _rotated_width(head_dim, pattern)
+            free = rotated_width(head_dim, pattern)
             back = jnp.pad(k[:, :-1, :, free:], ((0, 0), (1, 0), (0, 0), (0, 0)))
             k = k.at[..., free:].set(jnp.where(is_global, back, k[..., free:]))
         # Layers use the first of the stored key and value heads; each serves as many query heads in a row.
@@ -194,7 +216,7 @@ class Attention(eqx.Module):
         k, v = k[:, :, group], v[:, :, group]
         window = jnp.where(is_global, seq, pattern.window or seq)
         scale = (1.0 if pattern.qk_gains else QUERY_SCALE) / head_dim**0.5
-        mixed = windowed_mix(q * scale, k, v, window)
+        mixed = windowed_mix(q * scale, k, v, window, documents)
         if pattern.exclusive:
             length2 = jnp.sum(v * v, axis=-1, keepdims=True)
             mixed = mixed - jnp.sum(mixed * v, axis=-1, keepdims=True) / jnp.maximum(length2, TINY) * v
@@ -205,12 +227,13 @@ class Attention(eqx.Module):
 
     def _positioned(self, x: Float[Array, "B S n h"], is_global: Bool[Array, ""]) -> Float[Array, "B S n h"]:
         pattern = self.shape.attention
-        width = _rotated_width(x.shape[-1], pattern)
+        width = rotated_width(x.shape[-1], pattern)
         rotated = jnp.concatenate([rope(x[..., :width], pattern.rope_theta), x[..., width:]], axis=-1)
         return rotated if pattern.global_rope else jnp.where(is_global, x, rotated)
 
 
-def _rotated_width(head_dim: int, pattern: AttentionPattern) -> int:
+def rotated_width(head_dim: int, pattern: AttentionPattern) -> int:
+    """Return how many leading dimensions of a head are rotated, an even number."""
     return 2 * round(head_dim * pattern.rope_fraction / 2)
 
 

@@ -73,12 +73,10 @@ def _shares(rung: Rung, steps: int) -> Float[np.ndarray, " steps"]:
     import jax  # here: most ladders have no two rungs to compare, and who plans them waits for no JAX
     import jax.numpy as jnp
 
-    from models.schedule import wsd
+    from models.schedule import ScheduleValues, rate_fraction
 
-    plan = rung.schedule
-    fractions = (jnp.float32(value) for value in (plan.warmup_fraction, plan.decay_fraction, plan.final_fraction))
-    by_step = jax.vmap(wsd, (0, None, None, None, None))
-    return np.asarray(by_step(jnp.arange(steps), jnp.int32(rung.steps), *fractions))
+    by_step = jax.vmap(rate_fraction, (0, None, None))
+    return np.asarray(by_step(jnp.arange(steps), jnp.int32(rung.steps), ScheduleValues.of(rung.schedule)))
 
 
 def shares_trunk(rung: Rung, trunk: Rung) -> bool:
@@ -93,7 +91,7 @@ def trunks(rungs: Sequence[Rung]) -> dict[str, Rung]:
     # Most rungs differ in more than their length; comparing what is left is cheap, comparing schedules less so.
     families: dict[object, list[Rung]] = {}
     for rung in rungs:
-        families.setdefault((rung.recipe, rung.shape, rung.batch_seqs, rung.optimizer), []).append(rung)
+        families.setdefault((rung.recipe, rung.shape, rung.batch_seqs, rung.optimizer, rung.router), []).append(rung)
     found = {}
     for family in families.values():
         furthest = sorted(family, key=lambda rung: (branch_step(rung), rung.steps, rung.rung_id), reverse=True)

@@ -10,9 +10,11 @@ import typer
 from ladder.errors import UnusableError
 from ladder.units import format_count, format_flops
 from models.cli_compile import compile_command
+from models.cli_tokenize import tokenize_command
 
 app = typer.Typer(no_args_is_help=True, help="Train the rungs of a ladder.")
 app.command("compile")(compile_command)
+app.command("tokenize")(tokenize_command)
 
 StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
@@ -80,7 +82,13 @@ def run(
     study: StudyOption = Path("study"),
     role: RoleOption = Which.FIT,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, each on a core of its own.")] = 2,
-    corpus: Annotated[Path | None, typer.Option(help="Corpus folder; by default the installed documentation.")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            help="Token cache (folder or URL) or mixture (.toml, .json); default: the installed documentation."
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over a training text that a run may make.")] = 1,
     keep_every: Annotated[int, typer.Option(min=0, help="Keep every so many steps for good; 0: before the decay.")] = 0,
     tracker: Annotated[str, typer.Option(help="Tell wandb or tensorboard as well.")] = "",
     launcher: Annotated[Launcher, typer.Option(help="Workers of this machine, or a Slurm array.")] = Launcher.POOL,
@@ -99,8 +107,9 @@ def run(
     Example: foretell train run --launcher slurm --partition cpu --time 240
     """
     from ladder.study import Study
-    from models.corpus import build_corpus, read_manifest
+    from models.corpus import build_corpus
     from models.launch import ArrayPlan, submit
+    from models.mixture import read_mixture
     from models.pool import WorkerPool, missing_jobs
     from models.progress import TrainingDisplay
     from models.run_lock import read_alive
@@ -113,9 +122,10 @@ def run(
     jobs = missing_jobs(where, rungs, keep_every=keep_every, tracker=tracker)
     if jobs and launcher is Launcher.SLURM:
         idle = [job for job in jobs if not read_alive(job.folder)]
-        text = corpus or build_corpus()
-        read_manifest(text)
-        submitted = submit(where, idle, text, ArrayPlan("slurm", partition, account, minutes))
+        mixture = read_mixture(corpus or str(build_corpus()), epochs)
+        for job in idle:
+            mixture.check(job.rung)
+        submitted = submit(where, idle, mixture, ArrayPlan("slurm", partition, account, minutes))
         arrays = sorted({str(job.job_id).partition("_")[0] for job in submitted})
         if as_json:
             typer.echo(json.dumps({"submitted": [job.run_id for job in idle], "arrays": arrays}))
@@ -125,10 +135,11 @@ def run(
     if jobs:
         with WorkerPool(min(workers, len(jobs))) as pool:
             pool.start()
-            text = corpus or build_corpus()
-            read_manifest(text)
+            mixture = read_mixture(corpus or str(build_corpus()), epochs)
+            for job in jobs:
+                mixture.check(job.rung)
             with TrainingDisplay(jobs, f"training {role} rungs", quiet=quiet) as display:
-                pool.run(jobs, text, display.report)
+                pool.run(jobs, mixture, display.report)
     frame = collect_runs(where, ladder).frame
     ids = {rung.run_id(seed) for rung in rungs for seed in rung.seeds}
     diverged = sorted(set(frame.loc[frame["status"] == "diverged", "run_id"]) & ids)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,49 +14,8 @@ from ladder.errors import InputError, UnusableError
 from ladder.units import format_duration
 
 if TYPE_CHECKING:
-    from ladder.rung import Rung
     from models.pod_compile import Request
     from models.pod_report import Compiled
-
-BACKENDS = {"fsdp": "scatter", "ring": "ring", "fixed": "fixed_all_to_all", "ragged": "ragged_all_to_all"}
-
-
-def planned_request(rung: Rung, chip_name: str, topology: str | None, backend: str | None) -> Request:
-    """Return how the ladder's hardware plan would run `rung`: on the slice given, or the smallest that holds it.
-
-    `backend` is a name of BACKENDS; fsdp has no expert axis, the others one of at least 2. Raises InputError where
-    the slice does not exist or cannot hold the rung.
-    """
-    from ladder.chips import chip_named
-    from ladder.hardware import place_on, smallest_slice
-    from models.pod_compile import Request
-
-    chip = chip_named(topology.partition(":")[0] if topology else chip_name)
-    placement = place_on(rung, chip, topology) if topology else smallest_slice(rung, chip)
-    if placement is None:
-        raise InputError(f"{rung.name} does not fit on {topology} by the plan; give a larger slice.")
-    axis = placement.expert_axis
-    if backend is None:
-        backend = "fsdp" if axis == 1 else "ring"
-    axis = 1 if backend == "fsdp" else max(2, axis)
-    return Request(rung, placement.topology, axis, BACKENDS[backend], rung.capacity_factor, placement.accumulation)
-
-
-def alternatives(request: Request) -> Iterator[tuple[str, Request]]:
-    """Yield what might fit where `request` does not, nearest first: smaller parts, then the next slices."""
-    from ladder.chips import chip_named
-
-    chip = chip_named(request.topology.partition(":")[0])
-    devices = chip.chips_in(request.topology) * chip.devices
-    parts = request.accumulation * 2
-    while request.rung.batch_seqs % (parts * devices) == 0:
-        yield f"{parts} parts a step", replace(request, accumulation=parts)
-        parts *= 2
-    larger = [name for name in chip.slices if chip.chips_in(f"{chip.name}:{name}") * chip.devices > devices]
-    for name in larger:
-        topology = f"{chip.name}:{name}"
-        if request.rung.batch_seqs % (chip.chips_in(topology) * chip.devices * request.accumulation) == 0:
-            yield f"the slice {topology}", replace(request, topology=topology)
 
 
 def as_row(compiled: Compiled, remedy: str = "") -> dict[str, Any]:
@@ -86,52 +44,60 @@ def compile_command(
     ladder: Annotated[Path, typer.Argument(help="ladder.json.", metavar="LADDER")],
     rung: Annotated[list[str] | None, typer.Option(help="Rung, by id or name; repeat for several.")] = None,
     all_rungs: Annotated[bool, typer.Option("--all", help="Every rung.")] = False,
+    optima: Annotated[
+        bool, typer.Option("--optima", help="The rung nearest the expected optimum of each budget.")
+    ] = False,
     chip: Annotated[str, typer.Option(help="Chip for which the plan chooses a slice.")] = "v5p",
     topology: Annotated[str | None, typer.Option(help="Slice, such as v5p:4x4x4; by default the plan's.")] = None,
     compare: Annotated[
         str | None, typer.Option(help="Ways to run the experts: fsdp, ring, fixed, ragged; comma-separated.")
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Compilations at once, each on one core with some 2 GB.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Compile the real training step of rungs with the TPU's compiler: does it fit, what does it compute and send.
 
-    Needs `make setup-tpu` and no TPU. A compilation takes minutes; results are kept. Example:
+    Needs `make setup-tpu` and no TPU. A compilation takes minutes; results are kept, and compiled.json beside the
+    ladder marks what was compiled. Example:
     foretell train compile study/ladder.json --rung 1e21-d2560 --topology v5p:4x4x4
     """
+    from ladder.compiled import add_compiled, compiled_path
+    from ladder.optima import nearest_optima
     from ladder.rung import read_ladder
+    from models.compile_plan import BACKENDS, compile_to_fit, planned_request, summary_of
     from models.pod_compile import compile_rung, compiler_version
     from models.pod_report import report
 
     compiler_version()
-    rungs = read_ladder(ladder).rungs
+    value = read_ladder(ladder)
     asked = rung or []
-    if bool(asked) == all_rungs:
-        raise InputError("name rungs with --rung, or give --all.")
+    if bool(asked) + all_rungs + optima != 1:
+        raise InputError("name rungs with --rung, or give --optima or --all.")
     for name in asked:
-        if name not in {text for each in rungs for text in (each.rung_id, each.name)}:
+        if name not in {text for each in value.rungs for text in (each.rung_id, each.name)}:
             raise InputError(f"{ladder} has no rung {name!r}; `foretell ladder show` lists them.")
-    chosen = [each for each in rungs if all_rungs or each.rung_id in asked or each.name in asked]
+    of_optima = {each.rung_id for each in nearest_optima(value)} if optima else set()
+    wanted = {*asked, *of_optima}
+    chosen = [each for each in value.rungs if all_rungs or each.rung_id in wanted or each.name in wanted]
     ways: list[str | None] = list(compare.split(",")) if compare else [None]
     if unknown := [way for way in ways if way is not None and way not in BACKENDS]:
         raise InputError(f"unknown way to run experts {unknown[0]!r}; use {', '.join(BACKENDS)}.")
+    requests = [planned_request(each, chip, topology, way) for each in chosen for way in ways]
 
     def say(text: str) -> None:
         if not quiet:
             typer.echo(text, err=True)
 
+    def found(request: Request) -> tuple[Compiled, str, Compiled | None]:
+        return (report(request, compile_rung(request, say)), "", None) if compare else compile_to_fit(request, say)
+
     rows, unfit = [], 0
-    for each in chosen:
-        for way in ways:
-            request = planned_request(each, chip, topology, way)
-            compiled, remedy = report(request, compile_rung(request, say)), ""
-            if not compiled.fits:
-                unfit += 1
-                for what, other in () if compare else alternatives(request):
-                    say(f"{each.name} needs {compiled.hbm_used / GIB:.1f} GiB; trying {what}")
-                    if report(other, compile_rung(other, say)).fits:
-                        remedy = what
-                        break
+    with ThreadPoolExecutor(workers) as pool:
+        for compiled, remedy, fitting in pool.map(found, requests):
+            if not compare:
+                add_compiled(compiled_path(ladder), [summary_of(fitting or compiled)])
+            unfit += not compiled.fits
             rows.append(as_row(compiled, remedy))
             if not as_json:
                 typer.echo(as_text(compiled, remedy))

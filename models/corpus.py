@@ -13,41 +13,21 @@ import inspect
 import os
 import platform
 import re
-import shutil
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.errors import InputError
-from ladder.records import canonical_json, from_plain, read_json, sha256_bytes, to_plain
+import numpy as np
 
-SCHEMA = "corpus/1"
+from ladder.errors import InputError
+from ladder.records import canonical_json, sha256_bytes
+from models.cache import SCHEMA
+from models.cache_writer import CacheWriter
+
 PACKAGES = ("numpy", "scipy", "pandas", "matplotlib", "statsmodels", "jax")
-SPLITS = ("train", "validation", "test")
 HELD_SHARE = 0.04  # of the documents, for validation and for test each: some 400 kB, three times what is evaluated
 MIN_DOCUMENT_BYTES = 200  # shorter ones are a licence line or a stub
 MIN_PARAGRAPH_BYTES = 32  # shorter paragraphs ("Returns", "Notes") repeat by nature and are kept
-
-
-@dataclass(frozen=True)
-class Split:
-    """One part of a corpus: documents, bytes with separators, and the digest of the file."""
-
-    documents: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a corpus is made of. `sha256` is the digest over the digests of its parts, the corpus's identity."""
-
-    tokenizer: str
-    sources: dict[str, str]
-    splits: dict[str, Split]
-    sha256: str
 
 
 def cache_dir() -> Path:
@@ -88,8 +68,9 @@ def _sources() -> list[tuple[str, Path]]:
     return documents
 
 
-def _split_of(name: str) -> str:
-    share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
+def split_of(key: bytes) -> str:
+    """Return the part, "train", "validation" or "test", of the document that `key` stands for, by the key's hash."""
+    share = int.from_bytes(hashlib.sha256(key).digest()[:8]) / 2**64
     if share < HELD_SHARE:
         return "test"
     return "validation" if share < 2 * HELD_SHARE else "train"
@@ -110,7 +91,7 @@ def _without_repeats(text: str, seen: set[bytes]) -> str:
 def _documents(progress: Callable[[int, int], None] | None) -> Iterator[tuple[str, bytes]]:
     """Yield (name, text) of every document; test and validation come first, so that training loses the repeats."""
     order = {"test": 0, "validation": 1, "train": 2}
-    sources = sorted(_sources(), key=lambda source: order[_split_of(source[0])])
+    sources = sorted(_sources(), key=lambda source: order[split_of(source[0].encode())])
     seen: set[bytes] = set()
     for index, (name, path) in enumerate(sources, start=1):
         data = _without_repeats(_docstrings(path), seen).encode("utf-8", "replace").replace(b"\0", b"")
@@ -127,42 +108,13 @@ def build_corpus(progress: Callable[[int, int], None] | None = None) -> Path:
     """
     sources = {package: importlib.metadata.version(package) for package in PACKAGES}
     sources["python"] = platform.python_version()
-    code = sha256_bytes(Path(__file__).read_bytes())[:8]  # a change of these rules makes another corpus
+    # A change of these rules makes another corpus, one of the format another folder.
+    code = sha256_bytes(Path(__file__).read_bytes() + SCHEMA.encode())[:8]
     home = cache_dir() / f"corpus-{sha256_bytes(canonical_json(sources))[:8]}-{code}"
     if (home / "manifest.json").exists():
         return home
-    home.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".corpus-", dir=home.parent))
-    try:
-        texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    with CacheWriter(home) as writer:
         for name, data in _documents(progress):
-            texts[_split_of(name)].append(data)
-        splits = {}
-        for split, documents in texts.items():
-            data = b"".join(document + b"\0" for document in documents)
-            (scratch / f"{split}.bin").write_bytes(data)
-            splits[split] = Split(len(documents), len(data), sha256_bytes(data))
-        identity = sha256_bytes(canonical_json({name: split.sha256 for name, split in splits.items()}))
-        manifest = Manifest("bytes", sources, splits, identity)
-        (scratch / "manifest.json").write_bytes(canonical_json({"schema": SCHEMA, **to_plain(manifest)}))
-        try:
-            scratch.rename(home)
-        except OSError:  # another process built it meanwhile
-            if not (home / "manifest.json").exists():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            writer.add(split_of(name.encode()), np.frombuffer(data, np.uint8), len(data))
+        writer.finish(sources)
     return home
-
-
-def read_manifest(corpus: Path) -> Manifest:
-    """Return the manifest of a corpus folder; raises InputError when the folder is missing or a part is."""
-    if not corpus.is_dir():
-        raise InputError(f"corpus {corpus} does not exist; leave the option out to build the default one.")
-    data = read_json(corpus / "manifest.json", SCHEMA)
-    manifest = from_plain(Manifest, {key: data[key] for key in data if key != "schema"}, str(corpus / "manifest.json"))
-    for name, split in manifest.splits.items():
-        part = corpus / f"{name}.bin"
-        if not part.is_file() or part.stat().st_size != split.bytes:
-            raise InputError(f"{part} is missing or has not the {split.bytes} bytes of its manifest; build it anew.")
-    return manifest

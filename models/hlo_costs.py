@@ -204,10 +204,23 @@ def _runs(module: Module, name: str, trips: int, costs: Costs) -> Iterator[tuple
         elif instruction.opcode == "async-start" and (inside := instruction.called("calls")):
             yield from _runs(module, inside, trips, costs)
         elif instruction.opcode == "conditional":
-            branches = instruction.attribute("branch_computations") or ""
+            branches = re.findall(r"%([\w.\-]+)", instruction.attribute("branch_computations") or "")
             either = [instruction.called("true_computation"), instruction.called("false_computation")]
-            for branch in re.findall(r"%([\w.\-]+)", branches) or [each for each in either if each]:
-                yield from _runs(module, branch, trips, costs)  # all branches: an upper bound
+            # One of them is run; which, the program does not say: the costlier, an upper bound.
+            known = branches or [each for each in either if each]
+            costliest = max(known, key=lambda branch: _cycles(module, branch))
+            yield from _runs(module, costliest, trips, costs)
+
+
+def _estimate(instruction: Instruction) -> float:
+    """Return the compiler's cycle estimate of one run of `instruction`, 0 where it has none."""
+    cycles = instruction.number("estimated_cycles")
+    return cycles if cycles is not None and cycles < UNKNOWN_CYCLES else 0.0
+
+
+def _cycles(module: Module, name: str) -> float:
+    ran = _runs(module, name, 1, Costs())
+    return sum(trips * _estimate(each) for computation, trips in ran for each in computation.instructions)
 
 
 def _fused(module: Module, computation: Computation) -> Iterator[Computation]:
@@ -224,9 +237,7 @@ def count_costs(module: Module) -> Costs:
     for computation, trips in _runs(module, module.entry, 1, costs):
         for instruction in computation.instructions:
             costs.bytes += trips * _moved(module, computation, instruction)
-            cycles = instruction.number("estimated_cycles")
-            if cycles is not None and cycles < UNKNOWN_CYCLES:
-                costs.cycles += trips * cycles
+            costs.cycles += trips * _estimate(instruction)
             kind = instruction.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
                 costs.collectives.append(_collective(computation, instruction, kind, trips))

@@ -17,6 +17,7 @@ from ladder.records import canonical_json, from_plain, read_json, write_atomic
 from ladder.rung import Rung
 from ladder.study import Study
 from models.branch import RunOptions, Trunk
+from models.mixture import Mixture
 from models.pool import Job
 from models.record import RunRecord
 from models.worker_setup import measured_peak, worker_environment
@@ -25,7 +26,7 @@ SCHEMA = "run-order/1"
 REQUEUES = 1000  # times a job out of time goes back into the queue; each goes on where the last one stopped
 
 
-def write_order(study: Study, job: Job, corpus: Path) -> Path:
+def write_order(study: Study, job: Job, corpus: Mixture) -> Path:
     """Write the order for `job` on `corpus` and return its path; the same job has the same bytes."""
     trunk, options = job.options.trunk, job.options
     order = {
@@ -33,7 +34,11 @@ def write_order(study: Study, job: Job, corpus: Path) -> Path:
         "rung": job.rung.to_plain(),
         "seed": job.seed,
         "folder": str(job.folder.resolve()),
-        "corpus": str(corpus.resolve()),
+        "corpus": {
+            "domains": [{**vars(domain), "cache": str(domain.cache.resolve())} for domain in corpus.domains],
+            "epochs": corpus.epochs,
+            "documents": str(corpus.documents),
+        },
         "keep_at": list(options.keep_at),
         "keep_every": options.keep_every,
         "tracker": options.tracker,
@@ -44,7 +49,7 @@ def write_order(study: Study, job: Job, corpus: Path) -> Path:
     return path
 
 
-def read_order(path: Path) -> tuple[Job, Path]:
+def read_order(path: Path) -> tuple[Job, Mixture]:
     """Return the job in an order and its corpus; raises InputError naming the field that is wrong."""
     data = read_json(path, SCHEMA)
     rung = Rung.from_plain(data.get("rung"), f"{path}: rung")
@@ -53,7 +58,7 @@ def read_order(path: Path) -> tuple[Job, Path]:
     class Rest:
         seed: int
         folder: Path
-        corpus: Path
+        corpus: Mixture
         keep_at: tuple[int, ...]
         keep_every: int
         tracker: str
@@ -70,17 +75,13 @@ def carry_out(order: Path) -> RunRecord:
     It computes as a worker of the pool does, so that a run ends the same wherever it was made. Raises what
     `models.run.train_run` raises.
     """
-    job, folder = read_order(order)
+    job, mixture = read_order(order)
     with worker_environment():
-        import jax.numpy as jnp
-
         from models.data import read_corpus
         from models.run import train_run
 
-        corpus = read_corpus(folder)
-        text = jnp.asarray(corpus.train)
-        peak = measured_peak()
-        return train_run(job.rung, job.seed, job.folder, corpus, text, peak_flops=peak, options=job.options)
+        corpus, peak = read_corpus(mixture), measured_peak()
+        return train_run(job.rung, job.seed, job.folder, corpus, peak_flops=peak, options=job.options)
 
 
 class ArrayTask:
@@ -109,7 +110,7 @@ class ArrayPlan:
     at_once: int = 100
 
 
-def submit(study: Study, jobs: Sequence[Job], corpus: Path, plan: ArrayPlan) -> list[Any]:
+def submit(study: Study, jobs: Sequence[Job], corpus: Mixture, plan: ArrayPlan) -> list[Any]:
     """Submit `jobs` as arrays, branches after their trunks, and return submitit's jobs, in the order submitted.
 
     Raises InputError where Slurm is not there.

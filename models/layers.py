@@ -13,26 +13,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 NORM_EPSILON = 1e-6
+DRAWN_AT_ONCE = 2**26  # parameters, 256 MB: more is no vector to hold beside the model, nor to split over devices
 
 
 class Draw:
-    """Hands out fresh matrices, cut from one long vector of normals.
+    """Hands out fresh matrices, cut from one long vector of normals, or each from a draw of its own in large models.
 
-    One draw for the whole model, because each separate one is compiled: 6 s against 1 s for two layers on a CPU.
+    One draw for a whole small model, because each separate one is compiled: 6 s against 1 s for two layers on a CPU.
     """
 
     def __init__(self, size: int, *, key: PRNGKeyArray) -> None:
-        self._normals = jax.random.truncated_normal(key, -3.0, 3.0, (size,), jnp.float32)
-        self._used = 0
+        whole = size <= DRAWN_AT_ONCE
+        self._normals = jax.random.truncated_normal(key, -3.0, 3.0, (size,), jnp.float32) if whole else None
+        self._key, self._used = key, 0
 
     def matrix(self, *shape: int) -> Float[Array, "..."]:
         """Return a matrix, or a stack, [..., fan_in, fan_out]: normal, cut at 3 sigma, sigma = 0.5 / sqrt(fan_in).
 
         The scale of Marin's MoE recipes. AdamH keeps it for good, so it is a choice about the trained model as well.
         """
-        first, self._used = self._used, self._used + math.prod(shape)
-        part: Array = self._normals[first : self._used]
-        drawn: Array = 0.5 / max(1, shape[-2]) ** 0.5 * part.reshape(shape)
+        if self._normals is None:
+            self._key, key = jax.random.split(self._key)
+            part: Array = jax.random.truncated_normal(key, -3.0, 3.0, shape, jnp.float32)
+        else:
+            first, self._used = self._used, self._used + math.prod(shape)
+            part = self._normals[first : self._used].reshape(shape)
+        drawn: Array = 0.5 / max(1, shape[-2]) ** 0.5 * part
         return drawn
 
 

@@ -42,8 +42,8 @@ def append_lines(path: Path, lines: list[dict[str, float]]) -> int:
 class StepTimes:
     """Wall time of a run by part, a line of times.jsonl for every dispatch: it differs each time and decides nothing.
 
-    Parts: "compile" (the first dispatch of a process, which compiles), "step", "metrics", "checkpoint", "evaluate".
-    Batches are gathered within the step, so that data has no part of its own. `mfu` is the rung's FLOPs, by its own
+    Parts: "data", "compile" (the first dispatch of a process, which compiles), "step", "metrics", "checkpoint",
+    "evaluate". `mfu` is the rung's FLOPs, by its own
     convention and without recomputation, over the float32 matrix-product speed measured on the same core.
     """
 

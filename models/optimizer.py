@@ -1,12 +1,12 @@
-"""AdamH for matrices and Adam for the rest, as one Optax transform whose rates are run-time arguments.
+"""AdamH, MuonH, AdamW and Adam as one Optax transform whose rates are run-time arguments.
 
 AdamH moves a matrix along Adam's direction and keeps its Frobenius norm: with W the matrix and u the direction,
-W' = W - rate |W| u / |u|, then W'' = W' |W| / |W'|. The rate is thus relative to the norm. Each matrix of a stack of
-experts has its own norm. Source: Marin's MoE recipe; the norms are taken over the last two axes, never over a stack.
+W' = W - rate |W| u / |u|, then W'' = W' |W| / |W'|. The rate is thus relative to the norm. MuonH does the same along the
+orthogonalised momentum. Each matrix of a stack of layers or experts has its own norm: norms are taken over the last two
+axes, never over a stack. Source: Marin's MoE recipes.
 """
 
 import math
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import jax
@@ -14,81 +14,25 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-
-class Group(StrEnum):
-    """How a parameter is trained."""
-
-    ADAMH = "adamh"
-    ADAM = "adam"
-
-
-# Marin's: matrices and GatedNorms keep their norms; embedding, router, attention gate, gains and convolutions do not.
-GROUPS: dict[str, Group] = {
-    "embedding": Group.ADAM,
-    "router": Group.ADAM,
-    "attention_norm": Group.ADAM,
-    "expert_norm": Group.ADAM,
-    "head_norm": Group.ADAM,
-    "embedding_norm": Group.ADAM,
-    "latent_norm": Group.ADAM,
-    "query_gain": Group.ADAM,
-    "key_gain": Group.ADAM,
-    "gate": Group.ADAM,
-    "key_conv": Group.ADAM,
-    "out_conv": Group.ADAM,
-    "mlp_conv": Group.ADAM,
-    "qkv": Group.ADAMH,
-    "out": Group.ADAMH,
-    "gate_up": Group.ADAMH,
-    "down": Group.ADAMH,
-    "head": Group.ADAMH,
-    "latent_down": Group.ADAMH,
-    "latent_up": Group.ADAMH,
-    "norm_down": Group.ADAMH,
-    "norm_up": Group.ADAMH,
-    # The fields of models.pod, whose matrices stand apart where the others are fused.
-    "gain": Group.ADAM,
-    "attention_gate": Group.ADAM,
-    "query": Group.ADAMH,
-    "key": Group.ADAMH,
-    "value": Group.ADAMH,
-    "shared_gate_up": Group.ADAMH,
-    "shared_down": Group.ADAMH,
-    "gate_in": Group.ADAMH,
-    "gate_out": Group.ADAMH,
-}
-
-
-def group_of(path: Any, leaf: Array) -> Group:
-    """Return the group of the leaf at `path`, by the name of the field that holds it.
-
-    Raises ValueError for a field that GROUPS does not know, and for a vector in a group of matrices.
-    """
-    name = getattr(path[-1], "name", str(path[-1]))
-    if name not in GROUPS:
-        raise ValueError(f"parameter {jax.tree_util.keystr(path)} is in no optimizer group; add {name!r} to GROUPS.")
-    if GROUPS[name] is Group.ADAMH and leaf.ndim < 2:
-        raise ValueError(f"parameter {jax.tree_util.keystr(path)} has shape {leaf.shape}, which AdamH cannot train.")
-    return GROUPS[name]
-
-
-def parameter_groups(params: PyTree) -> PyTree:
-    """Return the group of every leaf of `params`; raises what `group_of` raises."""
-    return jax.tree_util.tree_map_with_path(group_of, params)
+from ladder.recipe_interface import MuonPlan
+from models.groups import Group, Method, parameter_groups
+from models.muon import orthogonalised
 
 
 class Rates(NamedTuple):
-    """What one update needs to know, as scalars that may be traced."""
+    """What one update needs to know, as scalars that may be traced: the rate of each group, and Adam's constants."""
 
+    matrix: Float[Array, ""]
     adamh: Float[Array, ""]
     adam: Float[Array, ""]
     beta1: Float[Array, ""]
     beta2: Float[Array, ""]
     epsilon: Float[Array, ""]
+    weight_decay: Float[Array, ""]
 
 
-class AdamHState(NamedTuple):
-    """Updates made, and Adam's two moments."""
+class OptimizerState(NamedTuple):
+    """Updates made, first moments (of MuonH the momentum) and second moments, which MuonH's matrices have not."""
 
     updates: Int[Array, ""]
     mean: PyTree
@@ -100,7 +44,7 @@ def _dots(left: list[Array], right: list[Array]) -> Float[Array, " matrices"]:
     return jnp.concatenate([jnp.einsum("...nm,...nm->...", a, b).reshape(-1) for a, b in zip(left, right, strict=True)])
 
 
-def adamh_steps(matrices: list[Array], directions: list[Array], rate: Float[Array, ""]) -> list[Array]:
+def norm_kept_steps(matrices: list[Array], directions: list[Array], rate: Float[Array, ""]) -> list[Array]:
     """Return what to add to each matrix to move it by `rate`, relative to its norm, and keep that norm.
 
     Arguments:
@@ -125,41 +69,68 @@ def adamh_steps(matrices: list[Array], directions: list[Array], rate: Float[Arra
     return deltas
 
 
-def adamh(groups: PyTree) -> optax.GradientTransformationExtraArgs:
-    """Return the transform; `groups` is what `parameter_groups` says. Its update takes `rates: Rates` by keyword."""
+def momentum_of(momentum: Array, grad: Array, plan: MuonPlan) -> tuple[Array, Array]:
+    """Return MuonH's next momentum, m' = mu m + g, and what is orthogonalised: m', or mu m' + g with Nesterov's rule."""
+    after = plan.momentum * momentum + grad
+    return after, plan.momentum * after + grad if plan.nesterov else after
 
-    def init(params: PyTree) -> AdamHState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return AdamHState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
+
+def optimizer_of(method: Method, params: PyTree) -> optax.GradientTransformationExtraArgs:
+    """Return the transform for `params`, arrays or their shapes. Its update takes `rates: Rates` by keyword.
+
+    Raises ValueError for a leaf that falls into no group.
+    """
+    groups = parameter_groups(params, method)
+    kinds, structure = jax.tree.flatten(groups)
+
+    def init(params: PyTree) -> OptimizerState:
+        def second(group: Group, leaf: Array) -> Array | None:
+            return None if group is Group.MUONH else jnp.zeros_like(leaf)
+
+        return OptimizerState(
+            jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), jax.tree.map(second, groups, params)
+        )
 
     def update(
-        grads: PyTree, state: AdamHState, params: PyTree | None = None, *, rates: Rates, **_: Any
-    ) -> tuple[PyTree, AdamHState]:
+        grads: PyTree, state: OptimizerState, params: PyTree | None = None, *, rates: Rates, **_: Any
+    ) -> tuple[PyTree, OptimizerState]:
         updates = state.updates + 1
-        mean = jax.tree.map(lambda m, g: rates.beta1 * m + (1 - rates.beta1) * g, state.mean, grads)
-        square = jax.tree.map(lambda s, g: rates.beta2 * s + (1 - rates.beta2) * g * g, state.square, grads)
-        unbias1 = 1 - rates.beta1**updates
-        unbias2 = 1 - rates.beta2**updates
-
+        unbias1, unbias2 = 1 - rates.beta1**updates, 1 - rates.beta2**updates
+        squares = iter(jax.tree.leaves(state.square))
+        means, second, along = [], [], []
+        for kind, m, g in zip(kinds, jax.tree.leaves(state.mean), jax.tree.leaves(grads), strict=True):
+            if kind is Group.MUONH and method.muon is not None:
+                mean, direction = momentum_of(m, g, method.muon)
+                direction = orthogonalised(direction, method.muon.newton_schulz_steps, method.muon.epsilon)
+                square = None
+            else:
+                mean = rates.beta1 * m + (1 - rates.beta1) * g
+                square = rates.beta2 * next(squares) + (1 - rates.beta2) * g * g
+                direction = (mean / unbias1) / (jnp.sqrt(square / unbias2) + rates.epsilon)
+            means.append(mean)
+            second.append(square)
+            along.append(direction)
         # The barrier has the directions computed once; else each of the sums below would do so again.
-        moments = zip(jax.tree.leaves(mean), jax.tree.leaves(square), strict=True)
-        along: list[Array] = jax.lax.optimization_barrier(
-            [(m / unbias1) / (jnp.sqrt(s / unbias2) + rates.epsilon) for m, s in moments]
-        )
-        kinds, structure = jax.tree.flatten(groups)
+        along = jax.lax.optimization_barrier(along)
         weights = jax.tree.leaves(params)
-        hyper = [index for index, kind in enumerate(kinds) if kind is Group.ADAMH]
         changes = [-rates.adam * direction for direction in along]
-        moved = adamh_steps([weights[index] for index in hyper], [along[index] for index in hyper], rates.adamh)
-        for index, change in zip(hyper, moved, strict=True):
-            changes[index] = change
-        return jax.tree.unflatten(structure, changes), AdamHState(updates, mean, square)
+        for kind, rate in ((Group.ADAMH, rates.adamh), (Group.MUONH, rates.matrix)):
+            where = [index for index, each in enumerate(kinds) if each is kind]
+            if where:
+                moved = norm_kept_steps([weights[index] for index in where], [along[index] for index in where], rate)
+                for index, change in zip(where, moved, strict=True):
+                    changes[index] = change
+        for index, kind in enumerate(kinds):
+            if kind is Group.ADAMW:
+                changes[index] = -rates.matrix * (along[index] + rates.weight_decay * weights[index])
+        changed, mean, square = (jax.tree.unflatten(structure, leaves) for leaves in (changes, means, second))
+        return changed, OptimizerState(updates, mean, square)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def clip_by_global_norm(grads: PyTree, limit: Float[Array, ""]) -> tuple[PyTree, Float[Array, ""]]:
-    """Return `grads` scaled so that their joint norm is at most `limit`, and the norm they had."""
+    """Return `grads` scaled so that their joint norm is at most `limit`, 0 for no limit, and the norm they had."""
     norm = optax.global_norm(grads)
-    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
+    scale = jnp.where(limit > 0, jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12)), 1.0)
     return jax.tree.map(lambda g: g * scale, grads), norm

@@ -19,8 +19,8 @@ from jax.experimental import multihost_utils
 
 from ladder.errors import InputError, StorageError
 from ladder.records import canonical_json, sha256_bytes, sha256_file, write_atomic
-from models.pod_step import PodState
 from models.run_files import PERMANENT, ROLLING, step_of
+from models.train import TrainState
 
 SCHEMA = "pod-checkpoint/1"
 SEAL = "seal.json"
@@ -43,7 +43,7 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 
-def save_pod(folder: Path, spec_sha256: str, state: PodState, *, permanent: bool = False) -> Path:
+def save_pod(folder: Path, spec_sha256: str, state: TrainState, *, permanent: bool = False) -> Path:
     """Write the checkpoint of a run and return its folder; of those that are not permanent the last two stay.
 
     Every process of the pod calls this; the first one seals. Digesting reads what was written once more, at the speed
@@ -104,7 +104,7 @@ def _newest_sound(folder: Path, spec_sha256: str) -> Path | None:
     return None
 
 
-def restore_pod(folder: Path, spec_sha256: str, like: PodState) -> PodState | None:
+def restore_pod(folder: Path, spec_sha256: str, like: TrainState) -> TrainState | None:
     """Return the newest sound checkpoint in `folder`, placed as `like` is, or None where there is none.
 
     Arguments:
@@ -136,5 +136,5 @@ def restore_pod(folder: Path, spec_sha256: str, like: PodState) -> PodState | No
                 "that wrote it, or remove the checkpoints to start the run anew."
             )
         found = reader.restore(path.absolute(), wanted)
-    state: PodState = jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in _leaves(like)])
+    state: TrainState = jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in _leaves(like)])
     return state

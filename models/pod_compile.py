@@ -1,13 +1,13 @@
 """Compiles a rung's step with the TPU's own compiler, on a machine without a TPU.
 
-Each compilation is a process of its own, since the compiler may abort; its program and its memory are kept by the
-content of all that decides them. What they mean is in `models.pod_report`.
+Each compilation is a process of its own, since the compiler may abort. What it said is kept by the program that went into
+the compiler, and which program a request makes by the request and the code: a change of code that leaves the program as
+it was costs a lowering, seconds, and no compilation. What the answers mean is in `models.pod_report`.
 """
 
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,8 +23,7 @@ from ladder.records import canonical_json, read_json, sha256_bytes, write_atomic
 from ladder.rung import Rung
 from models.corpus import cache_dir
 
-SCHEMA = "compiled/1"
-SOURCES = ("layers", "mesh", "pod", "pod_attention", "pod_loss", "pod_moe", "pod_step", "schedule")
+SCHEMA = "compiled/2"
 
 
 @dataclass(frozen=True)
@@ -66,23 +65,29 @@ def compiler_version() -> str:
         raise InputError("the TPU compiler is not installed; run `make setup-tpu` (700 MB, needs no TPU).") from None
 
 
-def _home(request: Request) -> Path:
-    code = [sha256_bytes((Path(__file__).parent / f"{name}.py").read_bytes()) for name in SOURCES]
-    plain = {**request.to_plain(), "code": code}
-    plain |= {name: version(name) for name in ("jax", "marin-levanter")} | {"libtpu": compiler_version()}
-    return cache_dir() / "compiled" / sha256_bytes(canonical_json(plain))[:16]
+def _store() -> Path:
+    return cache_dir() / "compiled"
 
 
-def _read(home: Path) -> Answer:
-    said = read_json(home / "said.json", SCHEMA)
-    program = home / "program.hlo.gz"
-    return Answer(said, gzip.decompress(program.read_bytes()).decode() if program.exists() else None)
+def _asked(request: Request) -> Path:
+    """Return the file that names the program of `request`, by the request and all code that could change it."""
+    code = [sha256_bytes(path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    plain = {**request.to_plain(), "code": code, "compiler": compiler_version()}
+    plain |= {name: version(name) for name in ("jax", "marin-levanter")}
+    return _store() / "requests" / f"{sha256_bytes(canonical_json(plain))[:16]}.json"
 
 
 def known(request: Request) -> Answer | None:
     """Return the kept answer to `request`, or None where it was not compiled yet."""
-    home = _home(request)
-    return _read(home) if (home / "said.json").exists() else None
+    path = _asked(request)
+    if not path.exists():
+        return None
+    home = _store() / str(read_json(path, SCHEMA)["program"])
+    if not (home / "said.json").exists():
+        return None
+    program = home / "program.hlo.gz"
+    text = gzip.decompress(program.read_bytes()).decode() if program.exists() else None
+    return Answer(read_json(home / "said.json", SCHEMA), text)
 
 
 def compile_rung(request: Request, say: Callable[[str], None] = lambda text: None) -> Answer:
@@ -93,7 +98,6 @@ def compile_rung(request: Request, say: Callable[[str], None] = lambda text: Non
     """
     if (kept := known(request)) is not None:
         return kept
-    home = _home(request)
     if find_spec("levanter") is None:
         raise InputError("the routed layers of a pod are Levanter's, which is not installed; run `make setup-tpu`.")
     say(f"compiling {request.rung.name} for {request.topology}; this takes some minutes")
@@ -105,11 +109,12 @@ def compile_rung(request: Request, say: Callable[[str], None] = lambda text: Non
     }
     root = str(Path(__file__).parents[1])
     environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent) as folder:
-        asked, answer, program = (Path(folder, name) for name in ("asked.json", "answer.json", "program.hlo.gz"))
+    store = _store()
+    (store / "requests").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answer = Path(folder, "asked.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(request.to_plain()))
-        command = [sys.executable, "-m", "models.pod_child", str(asked), str(answer), str(program)]
+        command = [sys.executable, "-m", "models.pod_child", str(asked), str(answer), str(store)]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if not answer.exists():
             last = [line for line in ran.stderr.splitlines() if line.strip()][-1:] or ["no message"]
@@ -118,11 +123,10 @@ def compile_rung(request: Request, say: Callable[[str], None] = lambda text: Non
                 f"{last[0][:300]}"
             )
         said = json.loads(answer.read_text())
-        if "refused" in said:
-            raise InputError(said["refused"])
-        home.mkdir(exist_ok=True)
-        if program.exists():
-            shutil.move(program, home / "program.hlo.gz")
-        # Written last: an answer without its program would count as one that does not fit.
-        write_atomic(home / "said.json", canonical_json({"schema": SCHEMA, **said}))
-    return _read(home)
+    if "refused" in said:
+        raise InputError(said["refused"])
+    write_atomic(_asked(request), canonical_json({"schema": SCHEMA, **said}))
+    found = known(request)
+    if found is None:
+        raise UnusableError(f"{store} lost what was just compiled for {request.rung.name}; is it being cleared?")
+    return found

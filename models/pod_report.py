@@ -27,10 +27,22 @@ KERNEL_EFFICIENCY = 0.6  # of peak, assumed for hand-written kernels
 
 @dataclass(frozen=True)
 class Term:
-    """FLOPs of one kind on one device in one step: executed, and three forward passes by the ladder's count."""
+    """FLOPs of one kind on one device in one step.
+
+    Attributes:
+        executed: what the program does.
+        analytic: three forward passes by the ladder's count; of MuonH, its products shared evenly by the devices.
+        factor: by which rematerialisation and capacity multiply them; see `expected_factors`.
+    """
 
     executed: float
     analytic: float
+    factor: float
+
+    @property
+    def accounted(self) -> float:
+        """Executed over expected: 1 where every product is accounted for."""
+        return self.executed / (self.analytic * self.factor) if self.analytic else 1.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Compiled:
         fits: whether the program is within the memory that the compiler grants.
         hbm_used, hbm_limit: bytes on a device, argument + output - alias + temporary, and what is granted.
         terms: by kind: head, routed, dense, gates (GatedNorm and attention gates, which no convention counts),
-            attention (reckoned, not compiled).
+            attention (reckoned, not compiled), muon.
         flops_ratio: executed over analytic FLOPs, all terms; None where there is no program.
         bytes: read and written in memory.
         xla_s: the compiler's cycle estimates over the clock; None where the chip's is not known.
@@ -101,28 +113,76 @@ def attention_flops(shape: MoeShape, sequences: float) -> float:
     return sequences * ATTENTION_PRODUCTS * 2 * block * block * shape.head_dim * shape.heads * blocks
 
 
-def flop_terms(rung: Rung, costs: Costs, devices: int) -> dict[str, Term]:
-    """Return executed and analytic FLOPs of each kind on one device."""
+def _gate_flops(shape: MoeShape) -> tuple[int, int]:
+    """Return the forward FLOPs per token of gated norms and attention gates, and those of norms outside layers."""
+    norm = 4 * shape.hidden * shape.gated_norm_rank
+    in_attention = 2 * shape.layers * shape.hidden * shape.heads * shape.attention.gate
+    return norm * shape.norms + in_attention, norm * (1 + shape.embedding_norm)
+
+
+def muon_flops(shape: MoeShape, steps: int) -> float:
+    """Return the FLOPs of Newton-Schulz on every matrix of MuonH: a step on r x c, r <= c, takes 4 r^2 c + 2 r^3."""
+    d, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.stored_kv_heads * shape.head_dim
+    layers, norms = shape.layers, shape.norms * (shape.gated_norm_rank > 0)
+    matrices = [
+        (layers, d, queries + 2 * keys),
+        (layers, queries, d),
+        (layers * shape.experts, shape.expert_input, 2 * shape.expert_width),
+        (layers * shape.experts, shape.expert_width, shape.expert_input),
+        (layers * shape.shared_experts, d, 2 * shape.shared_width),
+        (layers * shape.shared_experts, shape.shared_width, d),
+        (2 * layers * (shape.latent_width > 0), d, shape.latent_width),
+        (2 * norms, d, shape.gated_norm_rank),
+    ]
+    sides = [(count, min(one, other), max(one, other)) for count, one, other in matrices]
+    return float(steps * sum(count * (4 * r * r * c + 2 * r**3) for count, r, c in sides))
+
+
+def expected_factors(shape: MoeShape, capacity_factor: float) -> dict[str, float]:
+    """Return by how much each kind exceeds three forward passes where every layer is made again in the backward pass.
+
+    Made again are the products whose results the backward pass reads: all of a layer but the last of a shared expert and
+    the one out of a latent. Head, last norm and the embedding's are no layers. Routed experts compute all their slots.
+    """
+    forward = forward_flops_per_token(shape)
+    dense = forward.attention_projections + forward.shared_experts + forward.router
+    out_of_latent = shape.layers * 2 * shape.hidden * shape.latent_width
+    experts = forward.routed_experts - 2 * out_of_latent
+    routed = 4 * capacity_factor * experts + 4 * out_of_latent + 3 * out_of_latent
+    gates, outside = _gate_flops(shape)
+    return {
+        "head": 1.0,
+        "routed": routed / (TRAINING_PASSES * forward.routed_experts) if forward.routed_experts else 1.0,
+        "dense": 1 + (dense - forward.shared_experts / 3) / (TRAINING_PASSES * dense),
+        "gates": 1 + (gates - outside) / (TRAINING_PASSES * gates) if gates else 1.0,
+    }
+
+
+def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float) -> dict[str, Term]:
+    """Return executed, analytic and expected FLOPs of each kind on one device; those of attention are reckoned."""
     shape = rung.shape
     tokens = rung.batch_seqs * shape.seq_len / devices
     forward = forward_flops_per_token(shape)
     executed: dict[str, float] = defaultdict(float)
     for name, flops in costs.by_op.items():
-        found = re.search(r"\b(head|routed|gated_norm|attention_gate)\b", name)
+        found = re.search(r"\b(head|routed|gated_norm|attention_gate|muon)\b", name)
         kind = found.group(1) if found else "dense"
         executed["gates" if kind in ("gated_norm", "attention_gate") else kind] += flops
     executed["routed"] += costs.kernel_flops
     executed["attention"] = attention_flops(shape, rung.batch_seqs / devices)
-    gates = 4 * shape.hidden * shape.gated_norm_rank * shape.norms
-    gates += 2 * shape.layers * shape.hidden * shape.heads * shape.attention.gate
     analytic = {
         "head": forward.head,
         "routed": forward.routed_experts,
         "dense": forward.attention_projections + forward.shared_experts + forward.router,
-        "gates": gates,
+        "gates": _gate_flops(shape)[0],
         "attention": forward.attention_map,
     }
-    return {kind: Term(executed[kind], TRAINING_PASSES * tokens * of) for kind, of in analytic.items()}
+    factors = expected_factors(shape, capacity_factor) | {"muon": 1.0}
+    factors["attention"] = executed["attention"] / (TRAINING_PASSES * tokens * forward.attention_map)
+    passes = {kind: TRAINING_PASSES * tokens * of for kind, of in analytic.items()}
+    if rung.optimizer.muon is not None:
+        passes["muon"] = muon_flops(shape, rung.optimizer.muon.newton_schulz_steps) / devices
+    return {kind: Term(executed[kind], of, factors[kind]) for kind, of in passes.items()}
 
 
 def _traffic(costs: Costs) -> list[Traffic]:
@@ -138,7 +198,8 @@ def report(request: Request, answer: Answer) -> Compiled:
     """Return what `answer` means for `request`."""
     chip, said = chip_named(request.topology.partition(":")[0]), answer.said
     costs = count_costs(parse_hlo(answer.program)) if answer.program else Costs()
-    terms = flop_terms(request.rung, costs, said["devices"]) if answer.program else {}
+    slots = request.capacity_factor if request.expert_axis > 1 else 1.0  # without an axis nothing has slots or drops
+    terms = flop_terms(request.rung, costs, said["devices"], slots) if answer.program else {}
     limit = said.get("hbm_limit", chip.usable_gib * GIB)
     kernels = costs.kernel_flops + (terms["attention"].executed if terms else 0.0)
     peak = chip.peak_flops / chip.devices

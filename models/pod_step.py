@@ -1,49 +1,23 @@
-"""One training step of a pod: forward, chunked loss, backward, clip, AdamH and Adam, in one donated program."""
+"""One training step of a pod: forward, chunked loss, backward, clip and update, in one donated program."""
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ladder.rung import Rung
-from ladder.shape import MoeShape
+from models.groups import Method
 from models.mesh import BATCH, check_mesh, shardings
-from models.optimizer import Group, clip_by_global_norm, group_of
-from models.pod import LayerStats, Pod, hidden_states
+from models.optimizer import clip_by_global_norm
+from models.pod import hidden_states
+from models.pod_layers import PodOptions
 from models.pod_loss import chunked_loss
-from models.pod_moe import PodOptions
-from models.schedule import wsd
-from models.train import Hyperparams
-
-
-class PodState(eqx.Module):
-    """All that changes while training."""
-
-    params: Pod
-    mean: Pod
-    square: Pod
-    bias: Float[Array, "L E"]
-    step: Int[Array, ""]
-
-
-class PodMetrics(NamedTuple):
-    """Of one step: cross-entropy in nats per token, gradient norm before the clip, dropped share of the choices."""
-
-    loss: Float[Array, ""]
-    grad_norm: Float[Array, ""]
-    drop_fraction: Float[Array, ""]
-
-
-def initial_state(shape: MoeShape, seed: Int[Array, ""]) -> PodState:
-    """Return the state before the first step."""
-    params = Pod.init(shape, key=jax.random.key(seed))
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return PodState(params, zeros, zeros, jnp.zeros((shape.layers, shape.experts)), jnp.int32(0))
+from models.pod_update import update_on_mesh
+from models.train import Hyperparams, Metrics, TrainState, initial_state
+from models.transformer import RouterStats, Transformer
 
 
 def _placed(tree: PyTree, places: PyTree) -> PyTree:
@@ -53,43 +27,26 @@ def _placed(tree: PyTree, places: PyTree) -> PyTree:
     )
 
 
-def _update(path: Any, w: Array, m: Array, s: Array, adamh_lr: Array, adam_lr: Array, hyper: Hyperparams) -> Array:
-    """Return the new weights: along Adam's direction, for AdamH with the norm of each matrix kept."""
-    direction = m / (jnp.sqrt(s) + hyper.epsilon)
-    if group_of(path, w) is Group.ADAM:
-        return w - adam_lr * direction
-    if not math.prod(w.shape):
-        return w
-
-    def norm(x: Array) -> Array:
-        return jnp.sqrt(jnp.sum(x * x, axis=(-2, -1), keepdims=True))
-
-    length = norm(direction)
-    moved = w - adamh_lr * norm(w) * direction / jnp.where(length > 0, length, 1.0)
-    after = norm(moved)
-    return jnp.where((length > 0) & (after > 0), moved * norm(w) / jnp.where(after > 0, after, 1.0), w)
-
-
 def _gradients(
-    params: Pod, bias: Array, tokens: Int[Array, "B S1"], rung: Rung, mesh: Mesh, options: PodOptions
-) -> tuple[tuple[Array, LayerStats], Pod]:
+    params: Transformer, bias: Array, tokens: Int[Array, "B S1"], rung: Rung, mesh: Mesh, options: PodOptions
+) -> tuple[tuple[Array, RouterStats], Transformer]:
     """Return the cross-entropy, what the routers did, and the gradient on one part of a batch."""
 
-    def objective(params: Pod) -> tuple[Array, tuple[Array, LayerStats]]:
-        states, stats = hidden_states(params, bias, tokens[:, :-1], rung.shape, rung.router, mesh, options)
+    def objective(params: Transformer) -> tuple[Array, tuple[Array, RouterStats]]:
+        states, stats = hidden_states(params, bias, tokens[:, :-1], mesh, options)
         flat = states.reshape(-1, rung.shape.hidden, out_sharding=P(BATCH, None))
         labels = tokens[:, 1:].reshape(-1, out_sharding=P(BATCH))
         with jax.named_scope("head"):
             total, entropy = chunked_loss(flat, params.head, labels, rung.optimizer.z_loss, options.chunk, mesh)
-        return total + rung.router.z_loss * jnp.sum(stats.partition), (entropy, stats)
+        return total + jnp.sum(stats.penalty), (entropy, stats)
 
     (_, found), grads = jax.value_and_grad(objective, has_aux=True)(params)
     return found, grads
 
 
 def pod_step(
-    state: PodState, tokens: Int[Array, "A B S1"], hyper: Hyperparams, rung: Rung, mesh: Mesh, options: PodOptions
-) -> tuple[PodState, PodMetrics]:
+    state: TrainState, tokens: Int[Array, "A B S1"], hyper: Hyperparams, rung: Rung, mesh: Mesh, options: PodOptions
+) -> tuple[TrainState, Metrics]:
     """Return the state after one step on A parts of a batch, rows of S + 1 tokens; gradients are means over parts.
 
     The balance of the next step is the mean of what each part asks for.
@@ -107,28 +64,20 @@ def pod_step(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32, device=leaf.sharding), shapes)
         ((loss, stats), grads), _ = jax.lax.scan(part, zeros, tokens)
     grads, norm = clip_by_global_norm(grads, hyper.clip_norm)
-    updates = state.step + 1
-    unbias1, unbias2 = 1 - hyper.beta1**updates, 1 - hyper.beta2**updates
-    mean = jax.tree.map(lambda m, g: hyper.beta1 * m + (1 - hyper.beta1) * g, state.mean, grads)
-    square = jax.tree.map(lambda s, g: hyper.beta2 * s + (1 - hyper.beta2) * g * g, state.square, grads)
-    fraction = wsd(state.step, hyper.steps, hyper.warmup_fraction, hyper.decay_fraction, hyper.final_fraction)
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, w, m, s: _update(
-            path, w, m / unbias1, s / unbias2, fraction * hyper.adamh_lr, fraction * hyper.adam_lr, hyper
-        ),
-        state.params,
-        mean,
-        square,
-    )
-    choices = tokens[0, :, 1:].size * rung.shape.top_k
-    after = PodState(params, mean, square, stats.bias, state.step + 1)
-    return after, PodMetrics(loss, norm, jnp.mean(stats.dropped) / choices)
+    rates = hyper.rates_at(state.step)
+    params, optimizer = update_on_mesh(state.params, grads, state.optimizer, rates, state.method, mesh)
+    choices, drops, busiest = tokens[0, :, 1:].size * rung.shape.top_k, jnp.zeros(()), jnp.zeros(())
+    if not rung.shape.dense:
+        drops = jnp.mean(stats.dropped) / choices
+        busiest = jnp.max(stats.load) * rung.shape.experts / choices
+    after = state.followed_by(params, optimizer, stats.next_bias, loss, drops, hyper)
+    return after, Metrics(loss, norm, rates.matrix, drops, busiest, jnp.mean(stats.entropy))
 
 
 def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
     """Return the whole step of `rung` on `mesh`, lowered and ready to be compiled."""
     check_mesh(rung.shape, mesh, rung.batch_seqs // options.accumulation)
-    state: Any = jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0)))
+    state: Any = jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0), rung.router, Method.of(rung.optimizer)))
     state = _placed(state, shardings(state, mesh))
     everywhere = NamedSharding(mesh, P())
     dims = (options.accumulation, rung.batch_seqs // options.accumulation, rung.shape.seq_len + 1)
@@ -136,10 +85,10 @@ def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
     hyper: Any = jax.eval_shape(lambda: Hyperparams.of(rung))
     hyper = _placed(hyper, jax.tree.map(lambda _: everywhere, hyper))
 
-    def step(state: PodState, tokens: Array, hyper: Hyperparams) -> tuple[PodState, PodMetrics]:
+    def step(state: TrainState, tokens: Array, hyper: Hyperparams) -> tuple[TrainState, Metrics]:
         return pod_step(state, tokens, hyper, rung, mesh, options)
 
-    metrics: Any = [everywhere] * len(PodMetrics._fields)
-    out = (jax.tree.map(lambda leaf: leaf.sharding, state), PodMetrics(*metrics))
+    metrics: Any = [everywhere] * len(Metrics._fields)
+    out = (jax.tree.map(lambda leaf: leaf.sharding, state), Metrics(*metrics))
     with jax.set_mesh(mesh):
         return jax.jit(step, donate_argnums=0, out_shardings=out).lower(state, tokens, hyper)

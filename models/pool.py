@@ -20,6 +20,7 @@ from ladder.errors import ForetellError, UnusableError
 from ladder.rung import Rung
 from ladder.study import Study
 from models.branch import RunOptions, Trunk, branch_step, trunks
+from models.mixture import Mixture
 from models.record import Progress
 from models.support import check_trainable
 from models.worker_setup import measured_peak, worker_environment
@@ -46,9 +47,10 @@ class Job:
         return self.rung.compute * (self.rung.steps - begun) // self.rung.steps
 
     @property
-    def compiled_as(self) -> tuple[object, int]:
+    def compiled_as(self) -> tuple[object, ...]:
         """What a compiled step is good for."""
-        return self.rung.shape, self.rung.batch_seqs
+        plan = self.rung.optimizer
+        return self.rung.shape, self.rung.batch_seqs, self.rung.router, plan.name, plan.muon
 
     @property
     def after(self) -> str:
@@ -96,25 +98,20 @@ def _work(connection: Connection, core: int | None) -> None:
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     # Imported here, in the worker, after the environment has been set for it.
-    import jax.numpy as jnp
-
     from models.data import read_corpus
     from models.run import train_run
 
-    loaded: dict[Path, Any] = {}
+    loaded: dict[Path | Mixture, Any] = {}
     try:
         while (order := connection.recv()) is not None:
-            job, folder = order
+            job, source = order
             try:
-                if folder not in loaded:
-                    corpus = read_corpus(folder)
-                    loaded = {folder: (corpus, jnp.asarray(corpus.train), measured_peak())}
-                corpus, text, peak = loaded[folder]
+                if source not in loaded:
+                    loaded = {source: (read_corpus(source), measured_peak())}
+                corpus, peak = loaded[source]
                 told, kept = connection.send, job.options
                 connection.send(
-                    train_run(
-                        job.rung, job.seed, job.folder, corpus, text, peak_flops=peak, progress=told, options=kept
-                    )
+                    train_run(job.rung, job.seed, job.folder, corpus, peak_flops=peak, progress=told, options=kept)
                 )
             except ForetellError as error:
                 connection.send(Failure(job.run_id, str(error), error.exit_code))
@@ -172,7 +169,9 @@ class WorkerPool:
         others = set().union(*(shapes for other, shapes in self._compiled.items() if other is not connection))
         return min(pending, key=lambda job: 0 if job.compiled_as in own else 2 if job.compiled_as in others else 1)
 
-    def run(self, jobs: Sequence[Job], corpus: Path, report: Callable[[Any], None] = lambda message: None) -> None:
+    def run(
+        self, jobs: Sequence[Job], corpus: Path | Mixture, report: Callable[[Any], None] = lambda message: None
+    ) -> None:
         """Make all `jobs` on `corpus`; `report` gets every Progress, RunRecord and Failure as it comes.
 
         Raises UnusableError naming the first run that could not be made, after the others have ended, and when a

@@ -18,7 +18,7 @@ class Evaluation:
     Attributes:
         nats_per_token: mean cross-entropy.
         standard_error: of that mean, over windows taken as independent.
-        bits_per_byte: the same in bits over the bytes of the predicted text.
+        bits_per_byte: the same in bits over the bytes of the predicted text; see `models.evaluate.evaluate`.
         windows: windows of S predictions.
     """
 
@@ -71,12 +71,31 @@ class Branch:
 
 
 @dataclass(frozen=True)
+class DataUse:
+    """The text of a run.
+
+    Attributes:
+        tokenizer: "bytes", or the digest of its tokenizer.json.
+        unique_tokens: distinct tokens it trains on.
+        epochs: passes over the training text of each domain; "corpus" is one used alone.
+        documents: "packed" where attention crosses their separators, else "separate".
+        eval_sets: identity of each held-out text.
+    """
+
+    tokenizer: str
+    unique_tokens: int
+    epochs: dict[str, float]
+    documents: str
+    eval_sets: dict[str, str]
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """The outcome of a run.
 
     Attributes:
         status: finished, or diverged when a loss was not finite; then there are no evaluations.
-        evaluations: by text, "validation" and "test".
+        evaluations: by text, "validation" and "test"; with domains those are means, and each has its own, "test/code".
         train_loss, drop_fraction: means over the last tenth of the steps; None where it was not reached.
         tokens_per_second: of step time, compilation and evaluation excluded.
         flops_per_second: achieved, by the rung's convention.
@@ -103,6 +122,7 @@ class RunRecord:
     first_chunk_seconds: float
     device: str
     corpus_sha256: str
+    data: DataUse
     spec_sha256: str
     provenance: Provenance
     losses: LossReport | None = None

@@ -59,14 +59,18 @@ def _selected(biased: Float[Array, "E T"], top_k: int) -> tuple[Bool[Array, "K E
     return numbers[:, None] == jnp.arange(experts)[:, None], numbers, values[:, -1]
 
 
-def _weights(logits: Float[Array, "E T"], chosen: Bool[Array, "K E T"], plan: RouterPlan) -> Float[Array, "K T"]:
-    log_scores = jax.nn.log_sigmoid(logits) if plan.scores == "sigmoid" else jax.nn.log_softmax(logits, axis=0)
-    picked = jnp.sum(jnp.where(chosen, log_scores, 0.0), axis=1)
+def log_scores(logits: Float[Array, "n m"], plan: RouterPlan, *, axis: int) -> Float[Array, "n m"]:
+    """Return the logarithms of the scores, sigmoids or softmax, of unbiased logits; experts lie along `axis`."""
+    return jax.nn.log_sigmoid(logits) if plan.scores == "sigmoid" else jax.nn.log_softmax(logits, axis=axis)
+
+
+def combine_weights(picked: Float[Array, "n m"], plan: RouterPlan, *, axis: int) -> Float[Array, "n m"]:
+    """Return the weights of the chosen experts from the logarithms of their scores; choices lie along `axis`."""
     if not plan.weight_sum:
         return jnp.exp(picked)
     # The rescaled scores as a softmax of their logarithms: far from zero all K sigmoids of a token can be as small
     # as 1e-25, and the gradient of their plain ratio is then not a number (it ended a run at step 10,766 of 11,801).
-    rescaled: Array = plan.weight_sum * jax.nn.softmax(picked, axis=0)
+    rescaled: Array = plan.weight_sum * jax.nn.softmax(picked, axis=axis)
     return rescaled
 
 
@@ -81,7 +85,8 @@ def route(logits: Float[Array, "E T"], bias: Float[Array, " E"], top_k: int, pla
     # comparison; two experts then take the same rank and a token loses a choice.
     biased = jax.lax.optimization_barrier(biased)
     chosen, experts, threshold = _selected(biased, top_k)
-    return Routing(logits, threshold, chosen, experts, _weights(logits, chosen, plan))
+    picked = jnp.sum(jnp.where(chosen, log_scores(logits, plan, axis=0), 0.0), axis=1)
+    return Routing(logits, threshold, chosen, experts, combine_weights(picked, plan, axis=0))
 
 
 def expert_load(routing: Routing) -> Float[Array, " E"]:

@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt8
 
 from ladder.errors import InputError, StorageError
 from ladder.provenance import provenance, utc_now
@@ -24,16 +23,17 @@ from ladder.rung import Rung
 from ladder.runs import RunStatus
 from models.branch import RunOptions, Trunk
 from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint, trunk_checkpoint
-from models.data import EVAL_BYTES, Corpus, check_enough, training_order
-from models.evaluate import evaluate
+from models.data import Batches, Corpus
+from models.evaluate import evaluate_all
 from models.experts import capacity
+from models.groups import Method
 from models.metrics_log import StepTimes, append_lines, logged
-from models.record import RECORD_SCHEMA, Progress, RunRecord, read_record, spec_digest
+from models.record import RECORD_SCHEMA, DataUse, Progress, RunRecord, read_record, spec_digest
 from models.run_files import remove_leftovers
 from models.run_lock import cores_here, run_lock
 from models.support import check_trainable
 from models.tracker import Tracker, open_tracker
-from models.train import CHUNK, Hyperparams, TrainState, initial_state, tail_steps, train_chunk
+from models.train import CHUNK, Hyperparams, TrainState, full_chunk, initial_state, tail_steps, train_chunk
 
 SPEC_SCHEMA = "run-spec/1"
 CHECKPOINT_SECONDS = 5.0  # at most this much work is lost to a kill, besides one chunk
@@ -79,7 +79,6 @@ def train_run(
     seed: int,
     folder: Path,
     corpus: Corpus,
-    text: UInt8[Array, " bytes"],
     *,
     peak_flops: float | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -88,24 +87,24 @@ def train_run(
     """Train `rung` with `seed` in `folder` and return the record; a run with a record is not repeated.
 
     Arguments:
-        corpus: the text; `text` is its training part on the device, shared by the runs of a process.
+        corpus: the text, shared by the runs of a process.
         peak_flops: measured float32 matrix-product speed of this core, FLOP/s.
         progress: called after every chunk.
         options: what is kept, where the run begins, who else is told.
 
-    Raises InputError when the corpus is too short for one epoch, when the folder holds another run, and when the rung
-    asks for what this trainer does not do; BusyError when another process trains the run; StorageError when something
-    cannot be written, after which the run goes on from its last checkpoint.
+    Raises InputError when the corpus does not do for the rung (`Mixture.check`), when the folder holds another run, and
+    when the rung asks for what this trainer does not do; BusyError when another process trains the run; StorageError
+    when something cannot be written, after which the run goes on from its last checkpoint.
     """
     if (folder / "record.json").exists():
         return read_record(folder / "record.json")
     options = options or RunOptions()
     check_trainable(rung)
-    check_enough(corpus, rung.tokens, rung.shape.seq_len)
+    corpus.mixture.check(rung)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with run_lock(folder), open_tracker(options.tracker, folder, rung, seed) as tracker:
-            return _train(rung, seed, folder, corpus, text, peak_flops, progress, options, tracker)
+            return _train(rung, seed, folder, corpus, peak_flops, progress, options, tracker)
     except OSError as error:
         raise StorageError(
             f"run {rung.run_id(seed)} cannot write to {folder} ({error.strerror or error}); mend that and give the same "
@@ -118,18 +117,18 @@ def _train(
     seed: int,
     folder: Path,
     corpus: Corpus,
-    text: UInt8[Array, " bytes"],
     peak_flops: float | None,
     progress: Callable[[Progress], None] | None,
     options: RunOptions,
     tracker: Tracker,
 ) -> RunRecord:
-    run_id = rung.run_id(seed)
-    spec_sha256, started_at = _start(folder, rung, seed, corpus.manifest.sha256)
-    fresh = initial_state(rung.shape, jnp.int32(seed))
-    begun = _resume(folder, spec_sha256, fresh, options.trunk, corpus.manifest.sha256)
+    run_id, mixture = rung.run_id(seed), corpus.mixture
+    spec_sha256, started_at = _start(folder, rung, seed, mixture.sha256)
+    fresh = initial_state(rung.shape, jnp.int32(seed), rung.router, Method.of(rung.optimizer))
+    begun = _resume(folder, spec_sha256, fresh, options.trunk, mixture.sha256)
     state, watch = begun.state, begun.watch
-    order = jnp.asarray(training_order(corpus.train, rung.shape.seq_len, seed))
+    batches = Batches(corpus, rung, seed)
+    separator = None if mixture.separator is None else jnp.int32(mixture.separator)
     hyper, slots = Hyperparams.of(rung), capacity(rung.shape, rung.capacity_factor, rung.batch_tokens)
     permanent = options.kept_steps(rung)
     times = StepTimes(folder / "times.jsonl", cores_here())
@@ -139,8 +138,10 @@ def _train(
         start = time.monotonic()
         last = min(rung.steps, first + (CHUNK if first_seconds else 8))  # a short first chunk tells compilation apart
         last = min([last, *(step for step in permanent if step > first)])
+        with times.part("data"):
+            rows = jnp.asarray(full_chunk(batches.at(first, last)))
         with times.part("step" if first_seconds else "compile"):
-            state, metrics = train_chunk(state, text, order, hyper, jnp.int32(last), rung.batch_seqs, slots)
+            state, metrics = train_chunk(state, rows, hyper, jnp.int32(last), slots, separator)
             done = int(state.step) - first
         seconds = time.monotonic() - start
         if first_seconds:
@@ -171,10 +172,7 @@ def _train(
     evaluations = {}
     if finite:
         with times.part("evaluate"):
-            evaluations = {
-                name: evaluate(state.params, state.bias, held, EVAL_BYTES[name])
-                for name, held in corpus.held_out.items()
-            }
+            evaluations = evaluate_all(state.params, state.bias, corpus)
         times.write(int(state.step), 0, None, None)
         finite = all(math.isfinite(evaluation.nats_per_token) for evaluation in evaluations.values())
     tail = int(tail_steps(jnp.int32(rung.steps)))
@@ -196,7 +194,10 @@ def _train(
         peak_fraction=achieved / peak_flops if achieved and peak_flops else None,
         first_chunk_seconds=first_seconds,
         device=jax.devices()[0].device_kind,
-        corpus_sha256=corpus.manifest.sha256,
+        corpus_sha256=mixture.sha256,
+        data=DataUse(
+            mixture.tokenizer, mixture.unique_tokens(rung), mixture.epochs_of(rung), mixture.documents, corpus.eval_sets
+        ),
         spec_sha256=spec_sha256,
         provenance=provenance(seed),
         losses=watch.report(),

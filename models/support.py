@@ -7,21 +7,26 @@ from ladder.rung import Rung
 TINY_ROUTER = RouterPlan("quantile", "topk", 0, 2.0, 0.0)  # of the recipe tiny-cpu
 # Their rotary frequencies are scaled as in Llama 3, which neither `ladder.attention` nor the model knows.
 SCALED_ROTARY = ("delphi-v2",)
+BALANCING = ("quantile", "bias", "auxiliary", "none")
+# Optimizer: how its matrices are trained, and the head among them (`models.groups.Group`); the rest always by Adam.
+OPTIMIZERS = {
+    "adam": ("adamw", "adamw"),
+    "adamw": ("adamw", "adamw"),
+    "adamh": ("adamh", "adamh"),
+    "muonh": ("muonh", "adamh"),
+}
 
 
 def check_trainable(rung: Rung) -> None:
-    """Raise InputError naming what `rung` asks for and runs cannot do yet.
-
-    The model knows more routers than a run passes on to it (`models.train.initial_state`).
-    """
-    optimizer, router = rung.optimizer, rung.router
+    """Raise InputError naming what `rung` asks for and runs cannot do."""
+    plan, router = rung.optimizer, rung.router
     asked = {
         "Llama 3's scaling of low rotary frequencies": rung.recipe in SCALED_ROTARY,
-        f"optimizer {optimizer.name!r}": optimizer.name != "adamh",
-        f"head_lr={optimizer.head_lr}": optimizer.head_lr is not None,
-        f"weight_decay={optimizer.weight_decay}": optimizer.weight_decay,
-        f"clip_norm={optimizer.clip_norm}": optimizer.clip_norm <= 0,
-        f"router {router}": not rung.shape.dense and router != TINY_ROUTER,
+        f"optimizer {plan.name!r}": plan.name not in OPTIMIZERS,
+        f"head_lr={plan.head_lr} with optimizer {plan.name}": plan.head_lr is not None and plan.name != "muonh",
+        f"optimizer muonh with muon={plan.muon}": plan.name == "muonh" and plan.muon is None,
+        f"weight_decay={plan.weight_decay} with optimizer {plan.name}": plan.weight_decay and plan.name != "adamw",
+        f"balancing {router.balancing!r}": not rung.shape.dense and router.balancing not in BALANCING,
     }
     if missing := [what for what, wanted in asked.items() if wanted]:
         raise InputError(

@@ -9,13 +9,13 @@ from ladder.runs import ExcludedReason, RunStatus, RunTable
 from ladder.study import Study
 from models.record import Evaluation, RunRecord, read_record
 
-METRICS = {"validation": "validation/loss", "test": "test/loss"}  # held-out text: name in the run table
-
 
 def collect_runs(study: Study, ladder: Ladder) -> RunTable:
     """Write and return the run table of all runs of `ladder` that have a record, one row a run and held-out text.
 
-    A branch counts the steps of its trunk in tokens and compute, and names the trunk in `trunk_id`. Losses are in nats per token; bits per byte stand beside them. A diverged run keeps its rows, without a loss and
+    The metric of text "test" is "test/loss", of the text of a domain "test/code/loss". Losses are in nats per token;
+    bits per byte stand beside them. A branch counts the steps of its trunk in tokens and compute, and names the trunk in
+    `trunk_id`. A diverged run keeps its rows, without a loss and
     with its reason. Raises InputError when no run has ended yet.
     """
     rows = []
@@ -25,7 +25,8 @@ def collect_runs(study: Study, ladder: Ladder) -> RunTable:
             if path.exists():
                 record = read_record(path)
                 digest = sha256_file(path)
-                rows += [_row(rung, record, text, metric, digest) for text, metric in METRICS.items()]
+                texts = sorted(record.data.eval_sets, key=lambda text: (not text.startswith("validation"), text))
+                rows += [_row(rung, record, text, digest) for text in texts]
     if not rows:
         raise InputError(f"no run of {study.ladder} has ended; start them with `foretell train run`.")
     table = RunTable.of(pd.DataFrame(rows), str(study.runs))
@@ -33,7 +34,7 @@ def collect_runs(study: Study, ladder: Ladder) -> RunTable:
     return table
 
 
-def _row(rung: Rung, record: RunRecord, text: str, metric: str, digest: str) -> dict[str, object]:
+def _row(rung: Rung, record: RunRecord, text: str, digest: str) -> dict[str, object]:
     counts, shape = rung.counts, rung.shape
     diverged = record.status is RunStatus.DIVERGED
     evaluation: Evaluation | None = record.evaluations.get(text)
@@ -55,7 +56,7 @@ def _row(rung: Rung, record: RunRecord, text: str, metric: str, digest: str) -> 
         "nonembedding_active_params": counts.nonembedding_active,
         "embedding_params": counts.embedding,
         "tokens": rung.tokens,
-        "unique_tokens": rung.tokens,
+        "unique_tokens": record.data.unique_tokens,
         "tokens_per_param": rung.tokens / counts.active,
         "experts": shape.experts,
         "top_k": shape.top_k,
@@ -69,12 +70,12 @@ def _row(rung: Rung, record: RunRecord, text: str, metric: str, digest: str) -> 
         "steps": rung.steps,
         "optimizer": rung.optimizer.name,
         "lr_peak": rung.optimizer.matrix_lr,
-        "schedule": "wsd",
+        "schedule": rung.schedule.name,
         "seed": record.seed,
         "data_mix": record.corpus_sha256,
-        "tokenizer": "bytes",
-        "eval_set": f"{text}:{record.corpus_sha256}",
-        "metric": metric,
+        "tokenizer": record.data.tokenizer,
+        "eval_set": record.data.eval_sets[text],
+        "metric": f"{text}/loss",
         "loss_unit": "nats_per_token",
         "loss": evaluation.nats_per_token if evaluation else None,
         "loss_se": evaluation.standard_error if evaluation else None,

@@ -10,16 +10,17 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree, UInt8
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from ladder.recipe_interface import RouterPlan
 from ladder.rung import Rung
 from ladder.shape import MoeShape
-from models.data import batch_at
 from models.experts import Gather
-from models.optimizer import AdamHState, Rates, adamh, clip_by_global_norm, parameter_groups
+from models.groups import ADAMH, Method
+from models.optimizer import OptimizerState, Rates, clip_by_global_norm, optimizer_of
 from models.record import TAIL_FRACTION
-from models.schedule import wsd
+from models.schedule import ScheduleValues, rate_fraction
 from models.support import TINY_ROUTER
 from models.transformer import Transformer
 
@@ -30,24 +31,25 @@ class Hyperparams(NamedTuple):
     """The run-time arguments of a step, as scalars."""
 
     steps: Int[Array, ""]
-    adamh_lr: Float[Array, ""]
-    adam_lr: Float[Array, ""]
-    beta1: Float[Array, ""]
-    beta2: Float[Array, ""]
-    epsilon: Float[Array, ""]
+    peaks: Rates
     clip_norm: Float[Array, ""]
     z_loss: Float[Array, ""]
-    warmup_fraction: Float[Array, ""]
-    decay_fraction: Float[Array, ""]
-    final_fraction: Float[Array, ""]
+    schedule: ScheduleValues
 
     @staticmethod
     def of(rung: Rung) -> "Hyperparams":
         """Return the hyperparameters of `rung`."""
-        plan, schedule = rung.optimizer, rung.schedule
-        values = (plan.matrix_lr, plan.adam_lr, plan.beta1, plan.beta2, plan.epsilon, plan.clip_norm, plan.z_loss)
-        fractions = (schedule.warmup_fraction, schedule.decay_fraction, schedule.final_fraction)
-        return Hyperparams(jnp.int32(rung.steps), *(jnp.float32(value) for value in (*values, *fractions)))
+        plan = rung.optimizer
+        head = plan.matrix_lr if plan.head_lr is None else plan.head_lr
+        values = (plan.matrix_lr, head, plan.adam_lr, plan.beta1, plan.beta2, plan.epsilon, plan.weight_decay)
+        peaks = Rates(*(jnp.float32(value) for value in values))
+        bounds = (jnp.float32(plan.clip_norm), jnp.float32(plan.z_loss))
+        return Hyperparams(jnp.int32(rung.steps), peaks, *bounds, ScheduleValues.of(rung.schedule))
+
+    def rates_at(self, step: Int[Array, ""]) -> Rates:
+        """Return the rates of the update after `step` steps."""
+        fraction, peaks = rate_fraction(step, self.steps, self.schedule), self.peaks
+        return peaks._replace(matrix=fraction * peaks.matrix, adamh=fraction * peaks.adamh, adam=fraction * peaks.adam)
 
 
 class Metrics(NamedTuple):
@@ -71,38 +73,58 @@ class TrainState(eqx.Module):
 
     Attributes:
         params: the model.
-        optimizer: Adam's moments.
+        optimizer: moments.
         bias: balancing bias of each layer.
         step: steps done.
         tail_loss, tail_drops: sums over the steps of the tail.
+        method: which optimizer this is a state of.
     """
 
     params: Transformer
-    optimizer: AdamHState
+    optimizer: OptimizerState
     bias: Float[Array, "L E"]
     step: Int[Array, ""]
     tail_loss: Float[Array, ""]
     tail_drops: Float[Array, ""]
+    method: Method = eqx.field(static=True)
+
+    def followed_by(
+        self, params: Transformer, optimizer: OptimizerState, bias: Array, loss: Array, drops: Array, hyper: Hyperparams
+    ) -> "TrainState":
+        """Return the state after a step that led to these, with what it adds to the sums of the tail."""
+        in_tail = (self.step + 1 > hyper.steps - tail_steps(hyper.steps)).astype(jnp.float32)
+        tail_loss, tail_drops = self.tail_loss + in_tail * loss, self.tail_drops + in_tail * drops
+        return TrainState(params, optimizer, bias, self.step + 1, tail_loss, tail_drops, self.method)
 
 
-@partial(jax.jit, static_argnums=(0, 2))
-def initial_state(shape: MoeShape, seed: Int[Array, ""], router: RouterPlan = TINY_ROUTER) -> TrainState:
-    """Return the state before the first step; `router` says for good how tokens choose experts."""
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def initial_state(
+    shape: MoeShape, seed: Int[Array, ""], router: RouterPlan = TINY_ROUTER, method: Method = ADAMH
+) -> TrainState:
+    """Return the state before the first step; router and method say for good how tokens choose experts, and leaves move."""
     params = Transformer.init(shape, router, key=jax.random.key(seed))
-    optimizer = adamh(parameter_groups(params)).init(params)
+    optimizer = optimizer_of(method, params).init(params)
     zero = jnp.zeros(())
-    return TrainState(params, optimizer, jnp.zeros((shape.layers, shape.experts)), jnp.int32(0), zero, zero)
+    bias = jnp.zeros((shape.layers, shape.experts))
+    return TrainState(params, optimizer, bias, jnp.int32(0), zero, zero, method)
 
 
 def train_step(
-    state: TrainState, batch: Int[Array, "B S1"], hyper: Hyperparams, slots: int
+    state: TrainState,
+    batch: Int[Array, "B S1"],
+    hyper: Hyperparams,
+    slots: int,
+    separator: Int[Array, ""] | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Return the state after one step on `batch`, rows of S + 1 tokens, with `slots` slots per expert."""
+    """Return the state after one step on `batch`, rows of S + 1 tokens, with `slots` slots per expert.
+
+    With a `separator` a token attends to its own document alone.
+    """
     dispatch = Gather(slots)
     shape = state.params.shape
 
     def objective(params: Transformer) -> tuple[Float[Array, ""], PyTree]:
-        losses, partition, stats = params.losses(batch, state.bias, dispatch)
+        losses, partition, stats = params.losses(batch, state.bias, dispatch, separator)
         loss = jnp.mean(losses)
         total = loss + hyper.z_loss * jnp.mean(partition * partition)
         if state.params.router.z_loss or state.params.router.balancing == "auxiliary":
@@ -111,9 +133,8 @@ def train_step(
 
     (_, (loss, stats)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
     grads, norm = clip_by_global_norm(grads, hyper.clip_norm)
-    fraction = wsd(state.step, hyper.steps, hyper.warmup_fraction, hyper.decay_fraction, hyper.final_fraction)
-    rates = Rates(fraction * hyper.adamh_lr, fraction * hyper.adam_lr, hyper.beta1, hyper.beta2, hyper.epsilon)
-    transform = adamh(parameter_groups(state.params))
+    rates = hyper.rates_at(state.step)
+    transform = optimizer_of(state.method, state.params)
     updates, optimizer = transform.update(grads, state.optimizer, state.params, rates=rates)
     params = jax.tree.map(jnp.add, state.params, updates)
 
@@ -122,19 +143,8 @@ def train_step(
     if not shape.dense:
         drops = jnp.mean(stats.dropped) / choices
         busiest = jnp.max(stats.load) * shape.experts / choices
-    metrics = Metrics(loss, norm, rates.adamh, drops, busiest, jnp.mean(stats.entropy))
-    in_tail = (state.step + 1 > hyper.steps - tail_steps(hyper.steps)).astype(jnp.float32)
-    return (
-        TrainState(
-            params,
-            optimizer,
-            stats.next_bias,
-            state.step + 1,
-            state.tail_loss + in_tail * loss,
-            state.tail_drops + in_tail * drops,
-        ),
-        metrics,
-    )
+    metrics = Metrics(loss, norm, rates.matrix, drops, busiest, jnp.mean(stats.entropy))
+    return state.followed_by(params, optimizer, stats.next_bias, loss, drops, hyper), metrics
 
 
 def tail_steps(steps: Int[Array, ""]) -> Int[Array, ""]:
@@ -142,22 +152,26 @@ def tail_steps(steps: Int[Array, ""]) -> Int[Array, ""]:
     return jnp.maximum(1, (steps * TAIL_FRACTION).astype(jnp.int32))
 
 
-@partial(jax.jit, static_argnums=(5, 6), donate_argnums=0)
+def full_chunk(batches: UInt[np.ndarray, "steps B S1"]) -> UInt[np.ndarray, "CHUNK B S1"]:
+    """Return the batches of at most CHUNK steps filled up to as many, so that one program serves all lengths."""
+    return np.pad(batches, ((0, CHUNK - len(batches)), (0, 0), (0, 0)))
+
+
+@partial(jax.jit, static_argnums=4, donate_argnums=0)
 def train_chunk(
     state: TrainState,
-    text: UInt8[Array, " bytes"],
-    order: Int[Array, " windows"],
+    batches: UInt[Array, "CHUNK B S1"],
     hyper: Hyperparams,
     last: Int[Array, ""],
-    batch_seqs: int,
     slots: int,
+    separator: Int[Array, ""] | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Return the state after the steps up to `last` (at most CHUNK) and the metrics of each, one row of CHUNK a step.
 
-    Stops early after a step whose loss is not finite; `state.step` says how far it came.
+    `batches` are those of the steps from `state.step` on, see `full_chunk`. Stops early after a step whose loss is not
+    finite; `state.step` says how far it came.
     """
     first = state.step
-    seq_len = state.params.shape.seq_len
     buffers = Metrics(*(jnp.zeros(CHUNK) for _ in Metrics._fields))
 
     def unfinished(carry: tuple[TrainState, Metrics, Float[Array, ""]]) -> Array:
@@ -165,9 +179,8 @@ def train_chunk(
 
     def advance(carry: tuple[TrainState, Metrics, Float[Array, ""]]) -> tuple[TrainState, Metrics, Float[Array, ""]]:
         state, buffers, _ = carry
-        batch = batch_at(text, order, state.step, batch_seqs, seq_len)
-        after, metrics = train_step(state, batch, hyper, slots)
         at = state.step - first
+        after, metrics = train_step(state, batches[at].astype(jnp.int32), hyper, slots, separator)
         return after, Metrics(*(b.at[at].set(m) for b, m in zip(buffers, metrics, strict=True))), metrics.loss
 
     state, buffers, _ = jax.lax.while_loop(unfinished, advance, (state, buffers, jnp.zeros(())))

@@ -107,11 +107,12 @@ class Block(eqx.Module):
         plan: RouterPlan,
         top_k: int,
         dispatch: Dispatch,
+        documents: Int[Array, "B S"] | None = None,
     ) -> tuple[Float[Array, "B S d"], RouterStats]:
         """Return the residual stream after this block, and what its router did (without the axis of layers)."""
         rows = x.reshape(-1, x.shape[-1])
         normed = gated_norm(rows, self.attention_norm, self.attention_gate)
-        x = x + self.attention(normed.reshape(x.shape), is_global)
+        x = x + self.attention(normed.reshape(x.shape), is_global, documents)
         inputs = gated_norm(x.reshape(rows.shape), self.expert_norm, self.expert_gate)
         parts = []
         stats = RouterStats(bias, bias, jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
@@ -131,6 +132,12 @@ class Block(eqx.Module):
         if self.latent is None:
             return inputs
         return rms_norm(linear(inputs, self.latent.latent_down), self.latent.latent_norm)
+
+
+def documents_of(tokens: Int[Array, "B S"], separator: Int[Array, ""]) -> Int[Array, "B S"]:
+    """Return the number of each position's document within its row, from 0; a separator belongs to the one it ends."""
+    ends = (tokens == separator).astype(jnp.int32)
+    return jnp.cumsum(ends, axis=1) - ends
 
 
 class Transformer(eqx.Module):
@@ -167,7 +174,11 @@ class Transformer(eqx.Module):
         )
 
     def outputs(
-        self, tokens: Int[Array, "B S"], bias: Float[Array, "L E"], dispatch: Dispatch
+        self,
+        tokens: Int[Array, "B S"],
+        bias: Float[Array, "L E"],
+        dispatch: Dispatch,
+        separator: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, "n d"], RouterStats]:
         """Return what the head reads, a row for each token, and what the routers did; see `__call__`."""
         shape = self.shape
@@ -179,8 +190,9 @@ class Transformer(eqx.Module):
             x: Float[Array, "B S d"], item: tuple[Block, Float[Array, " E"], Bool[Array, ""]]
         ) -> tuple[Float[Array, "B S d"], RouterStats]:
             block, layer_bias, is_global = item
-            return block(x, layer_bias, is_global, self.router, shape.top_k, dispatch)
+            return block(x, layer_bias, is_global, self.router, shape.top_k, dispatch, documents)
 
+        documents = None if separator is None else documents_of(tokens, separator)
         unroll = shape.layers <= UNROLLED_LAYERS
         kinds = jnp.array([shape.attention.is_global(number, shape.layers) for number in range(shape.layers)])
         # In a loop the backward pass computes a layer again, which needs one residual stream per layer and no more.
@@ -189,7 +201,11 @@ class Transformer(eqx.Module):
         return gated_norm(x.reshape(-1, shape.hidden), self.head_norm, self.head_gate), stats
 
     def __call__(
-        self, tokens: Int[Array, "B S"], bias: Float[Array, "L E"], dispatch: Dispatch
+        self,
+        tokens: Int[Array, "B S"],
+        bias: Float[Array, "L E"],
+        dispatch: Dispatch,
+        separator: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B S V"], RouterStats]:
         """Return the logits of each next token and what the routers did.
 
@@ -197,21 +213,26 @@ class Transformer(eqx.Module):
             tokens: token numbers below V.
             bias: balancing bias of each layer, from the step before; zeros at first.
             dispatch: how the routed experts are run.
+            separator: token that ends each document; where given, a position attends to its own document alone.
         """
-        outputs, stats = self.outputs(tokens, bias, dispatch)
+        outputs, stats = self.outputs(tokens, bias, dispatch, separator)
         return linear(outputs, self.head).reshape(*tokens.shape, -1), stats
 
     def losses(
-        self, tokens: Int[Array, "B S1"], bias: Float[Array, "L E"], dispatch: Dispatch
+        self,
+        tokens: Int[Array, "B S1"],
+        bias: Float[Array, "L E"],
+        dispatch: Dispatch,
+        separator: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B S"], Float[Array, "B S"], RouterStats]:
         """Return cross-entropy in nats and log-partition at each position but the last, and what the routers did.
 
         Large vocabularies are taken in chunks; arguments as in `__call__`, but each row holds one token more.
         """
         if self.shape.vocab_size <= WHOLE_VOCABULARY:
-            logits, stats = self(tokens[:, :-1], bias, dispatch)
+            logits, stats = self(tokens[:, :-1], bias, dispatch, separator)
             return *token_losses(logits, tokens[:, 1:]), stats
-        outputs, stats = self.outputs(tokens[:, :-1], bias, dispatch)
+        outputs, stats = self.outputs(tokens[:, :-1], bias, dispatch, separator)
         losses, partition = chunked_losses(outputs, self.head, tokens[:, 1:].reshape(-1), WHOLE_VOCABULARY)
         shape = tokens[:, 1:].shape
         return losses.reshape(shape), partition.reshape(shape), stats

@@ -75,10 +75,14 @@ def rung_frame(runs: pd.DataFrame, ladder: Ladder, metric: str) -> pd.DataFrame:
 
 
 def other_metric(runs: pd.DataFrame, metric: str) -> str:
-    """Return the validation loss in the unit of `metric`, or an empty string when the table has none."""
+    """Return the validation loss in the unit of `metric`, or an empty string when the table has none.
+
+    That of the same domain where there are several: validation/code/loss beside test/code/loss.
+    """
     unit = runs.loc[runs["metric"] == metric, "loss_unit"].iloc[0]
     names = runs.loc[runs["loss_unit"] == unit, "metric"].unique()
-    return next((str(name) for name in sorted(names) if name != metric and "val" in str(name)), "")
+    others = [str(name) for name in sorted(names) if name != metric and "val" in str(name)]
+    return min(others, key=lambda name: name.partition("/")[2] != metric.partition("/")[2], default="")
 
 
 def rung_table(frame: pd.DataFrame, metric: str, other: str, unit: str) -> Table:

@@ -8,10 +8,9 @@ import numpy as np
 
 from ladder.flops import FlopConvention
 from ladder.recipe import OptimizerPlan, RouterPlan, Schedule
-from ladder.records import canonical_json, sha256_bytes, to_plain
 from ladder.rung import Role, Rung
 from ladder.shape import MoeShape
-from models.corpus import Manifest, Split
+from models.cache_writer import CacheWriter
 from models.transformer import Transformer
 
 SHAPE = MoeShape(
@@ -57,17 +56,22 @@ def small_rung(steps: int = 40, **changes: object) -> Rung:
 
 def write_corpus(folder: Path, train_bytes: int = 60_000) -> Path:
     """Write a corpus of English-like text, the same at each call, and return its folder."""
-    folder.mkdir(parents=True)
     rng = np.random.default_rng(7)
     words = [bytes(rng.integers(97, 123, size=rng.integers(2, 8)).astype(np.uint8)) for _ in range(200)]
-    splits = {}
-    for name, size in (("train", train_bytes), ("validation", 9_000), ("test", 9_000)):
-        data = b""
-        while len(data) < size:
-            data += words[int(rng.zipf(1.4)) % len(words)] + b" "
-        data = data[: size - 1] + b"\0"
-        (folder / f"{name}.bin").write_bytes(data)
-        splits[name] = Split(1, len(data), sha256_bytes(data))
-    manifest = Manifest("bytes", {"words": "1"}, splits, sha256_bytes(canonical_json(to_plain(splits["train"]))))
-    (folder / "manifest.json").write_bytes(canonical_json({"schema": "corpus/1", **to_plain(manifest)}))
+    with CacheWriter(folder) as writer:
+        for name, size in (("train", train_bytes), ("validation", 9_000), ("test", 9_000)):
+            data = b""
+            while len(data) < size:
+                data += words[int(rng.zipf(1.4)) % len(words)] + b" "
+            writer.add(name, np.frombuffer(data[: size - 1], np.uint8), size - 1)
+        writer.finish({"words": "1"})
     return folder
+
+
+WORDS = ["der", "Äther", "naïve", "你好", "tensor", "<|endoftext|>", "🙂", "x = 1\n", "    return", "zero\0byte", "ﬁ"]
+
+
+def random_documents(seed: int, count: int) -> list[str]:
+    """Return texts that try a tokenizer, all different."""
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, size=rng.integers(20, 60))) for _ in range(count)]

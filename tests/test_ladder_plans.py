@@ -306,3 +306,29 @@ def test_plans_from_the_command_line(tmp_path: Path) -> None:
     assert "must name a rung" in str(result.exception)
     result = CliRunner().invoke(app, ["plan", "-o", str(tmp_path / "d.json"), "--around", around, "--vary", "lr"])
     assert "AXIS=VALUE" in str(result.exception)
+
+
+def test_a_sweep_over_names_has_the_compute_of_its_rung(tmp_path: Path) -> None:
+    """Other balancing costs nothing; another optimizer is planned at every rate; every rung has the seeds."""
+    rung = make_rung(TINY, 2 * 10**10, 16)
+    axes = {"balancing": ["auxiliary", "bias", "none", "quantile"], "optimizer": ["adamw"], "lr": [0.5, 1, 2]}
+    ladder = plan_around(TINY, rung, axes, 3)
+    assert [item.router.balancing for item in ladder.rungs[:4]] == ["quantile", "auxiliary", "bias", "none"]
+    assert [item.router.rate for item in ladder.rungs[:4]] == [0.0, 0.01, 0.001, 0.0]
+    adamw = [item for item in ladder.rungs if item.optimizer.name == "adamw"]
+    assert [item.optimizer.matrix_lr for item in adamw] == pytest.approx([0.009, 0.018, 0.036])
+    assert {item.optimizer.weight_decay for item in adamw} == {0.1}
+    assert len(ladder.rungs) == 4 + 3 + 2
+    assert {(item.compute, item.seeds) for item in ladder.rungs} == {(rung.compute, (0, 1, 2))}
+    assert len({item.rung_id for item in ladder.rungs}) == len(ladder.rungs)
+    (tmp_path / "ladder.json").write_bytes(ladder.to_json())
+    assert read_ladder(tmp_path / "ladder.json") == ladder
+    assert check_derivation(ladder, recipe_named("tiny-cpu"), "L") == 9
+    for axes, message in (
+        ({"balancing": ["luck"]}, "balancing='luck' is not known"),
+        ({"optimizer": ["lion"]}, "no rates for optimizer 'lion'"),
+        ({"balancing": [3.0]}, "balancing=3 must be a name"),
+        ({"lr": ["fast"]}, "lr=fast must be a number"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plan_around(TINY, rung, axes)

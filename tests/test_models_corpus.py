@@ -9,7 +9,8 @@ import pytest
 
 import models.corpus as corpus_module
 from ladder.errors import InputError
-from models.corpus import MIN_PARAGRAPH_BYTES, SPLITS, build_corpus, read_manifest
+from models.cache import SPLITS, read_manifest
+from models.corpus import MIN_PARAGRAPH_BYTES, build_corpus
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from models.record import RunRecord, read_record
 from models.run import train_run
 from models.run_files import PERMANENT, checkpoint_paths, core_hours, step_of
 from models.run_lock import read_alive, run_lock
-from models.schedule import wsd
+from models.schedule import ScheduleValues, rate_fraction
 from models.status import run_states
 from models.table import collect_runs
 from models.train import initial_state
@@ -54,7 +54,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(folder: Path, corpus_folder: Path, rung: Rung | None = None, **options) -> RunRecord:
     corpus = read_corpus(corpus_folder)
-    return train_run(rung or small_rung(STEPS), 0, folder, corpus, jnp.asarray(corpus.train), **options)
+    return train_run(rung or small_rung(STEPS), 0, folder, corpus, **options)
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +217,8 @@ def test_only_rungs_with_the_very_same_start_share_a_trunk() -> None:
         replace(branch, schedule=replace(branch.schedule, warmup_fraction=0.5)),
     ]
     assert trunks([trunk, branch, *others]) == {branch.rung_id: trunk}
-    fractions = [jnp.float32(value) for value in (0.1, 0.3, 0.0)]
-    by_step = [float(wsd(jnp.int32(step), jnp.int32(STEPS), *fractions)) for step in range(84)]
+    values = ScheduleValues.of(trunk.schedule)
+    by_step = [float(rate_fraction(jnp.int32(step), jnp.int32(STEPS), values)) for step in range(84)]
     np.testing.assert_allclose(_shares(trunk, 84), by_step, rtol=1e-6)
 
 

@@ -16,8 +16,9 @@ from ladder.study import Study
 from models.branch import make_branch
 from models.cli import app
 from models.launch import ArrayPlan, ArrayTask, main, read_order, submit, write_order
+from models.mixture import Mixture, read_mixture
 from models.pool import missing_jobs
-from models.record import RunRecord, read_record
+from models.record import DataUse, RunRecord, read_record
 from models.tracker import Tracker, check_tracker, open_tracker
 from tests.models_small import small_rung, write_corpus
 
@@ -33,12 +34,16 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return study
 
 
+def mixture(study: Study) -> Mixture:
+    return read_mixture(str(study.root / "corpus"))
+
+
 def test_an_order_says_all_of_a_job(study: Study) -> None:
     jobs = missing_jobs(study, read_ladder(study.ladder).rungs, keep_every=7)
     for job in jobs:
-        found, corpus = read_order(write_order(study, job, study.root / "corpus"))
+        found, corpus = read_order(write_order(study, job, mixture(study)))
         assert found == job
-        assert corpus == study.root / "corpus"
+        assert corpus == mixture(study)
     path = study.root / "orders" / f"{jobs[0].run_id}.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"seed": "one"}))
@@ -54,15 +59,15 @@ def test_an_array_makes_what_is_missing_and_the_same_order_again_is_idle(
     monkeypatch.setenv("XDG_CACHE_HOME", str(study.root / "cache"))
     rungs = read_ladder(study.ladder).rungs
     jobs = missing_jobs(study, rungs)
-    submitted = submit(study, jobs, study.root / "corpus", ArrayPlan("local", minutes=5))
+    submitted = submit(study, jobs, mixture(study), ArrayPlan("local", minutes=5))
     assert [job.result() for job in submitted] == ["finished", "finished"]
     trunk, branch = (read_record(job.folder / "record.json") for job in jobs)
     assert trunk.branch is None
     assert (branch.branch.run_id, branch.branch.step) == (trunk.run_id, 30)
     assert missing_jobs(study, rungs) == []
-    assert submit(study, [], study.root / "corpus", ArrayPlan("local")) == []
+    assert submit(study, [], mixture(study), ArrayPlan("local")) == []
     before = (jobs[0].folder / "record.json").read_bytes()
-    order = str(write_order(study, jobs[0], study.root / "corpus"))
+    order = str(write_order(study, jobs[0], mixture(study)))
     assert main([order]) == 0
     assert (jobs[0].folder / "record.json").read_bytes() == before
     again = ArrayTask().checkpoint(order)  # what submitit puts back into the queue after a preemption
@@ -74,7 +79,7 @@ def test_slurm_that_is_not_there_is_one_sentence(study: Study, monkeypatch: pyte
     monkeypatch.setenv("PATH", "/nowhere")
     jobs = missing_jobs(study, [small_rung(STEPS + 1)])
     with pytest.raises(InputError, match="Slurm is not there"):
-        submit(study, jobs, study.root / "corpus", ArrayPlan("slurm", partition="cpu"))
+        submit(study, jobs, mixture(study), ArrayPlan("slurm", partition="cpu"))
 
 
 def test_slurm_is_asked_for_arrays_with_branches_after_their_trunks(
@@ -93,7 +98,7 @@ def test_slurm_is_asked_for_arrays_with_branches_after_their_trunks(
         wanted, [trunk, make_branch(trunk, 0, 30, 0.25), make_branch(trunk, 0, 40, 0.25), small_rung(9)]
     )
     plan = ArrayPlan("slurm", "cpu-long", "lab", minutes=90, at_once=20)
-    submitted = submit(wanted, jobs, study.root / "corpus", plan)
+    submitted = submit(wanted, jobs, mixture(study), plan)
     assert [job.job_id for job in submitted] == ["71_0", "71_1", "72_0", "72_1"]
     scripts = sorted((path.read_text() for path in tmp_path.glob("script.*")), key=lambda text: "--dependency" in text)
     options = ("partition=cpu-long", "account=lab", "time=90", "array=0-1%2", "cpus-per-task=1", "requeue")
@@ -149,6 +154,7 @@ def a_record() -> RunRecord:
         0.0,
         "cpu",
         "c",
+        DataUse("bytes", 1, {}, "packed", {}),
         "s",
         provenance(),
     )

@@ -18,7 +18,7 @@ from models.experts import Gather, dense, reference
 from models.layers import Draw, GatedNorm, causal_conv, gated_norm
 from models.losses import chunked_losses, token_losses
 from models.router import expert_load, route
-from models.transformer import Transformer
+from models.transformer import Transformer, documents_of
 from tests.models_small import SHAPE
 
 SEQ = 12
@@ -33,7 +33,7 @@ PATTERNS = {
 
 def attention_of(name: str) -> Attention:
     """One layer of attention with every leaf drawn anew, so that no part is at its starting value."""
-    shape = replace(SHAPE, attention=PATTERNS[name], short_conv=3 if name == "hero" else 0)
+    shape = replace(SHAPE, attention=PATTERNS.get(name, SHAPE.attention), short_conv=3 if name == "hero" else 0)
     layers = Attention.init(shape, Draw(10_000, key=jax.random.key(0)))
     drawn = [
         leaf[0] + 0.3 * jax.random.normal(jax.random.key(n), leaf.shape[1:])
@@ -124,6 +124,34 @@ def test_attention_equals_the_definition_in_value_and_gradient(name: str, is_glo
     got = jax.jit(jax.value_and_grad(fast, argnums=(0, 1)))(layer, x)
     want = jax.jit(jax.value_and_grad(slow, argnums=(0, 1)))(layer, x)
     assert_equal_trees(got, want)
+
+
+@pytest.mark.parametrize("name", ["plain", "v16", pytest.param("delphi", marks=pytest.mark.slow)])
+def test_attention_within_documents_is_that_of_each_alone(name: str, monkeypatch) -> None:
+    monkeypatch.setattr("models.attention.QUERY_BLOCK", 5)
+    layer, x = attention_of(name), jax.random.normal(jax.random.key(9), (2, SEQ, SHAPE.hidden))
+    parts = [[(0, 7), (7, 8), (8, SEQ)], [(0, 3), (3, SEQ)]]  # of each row
+    documents = jnp.array([[at for at, (a, b) in enumerate(row) for _ in range(b - a)] for row in parts])
+
+    def alone(layer, x):
+        return sum(
+            jnp.sum(jnp.sin((2 + number) * slow_attention(layer, x[number, a:b], False)))
+            for number, row in enumerate(parts)
+            for a, b in row
+        )
+
+    def together(layer, x):
+        mixed = layer(x, jnp.array(False), documents)
+        return jnp.sum(jnp.sin(jnp.array([2, 3])[:, None, None] * mixed))
+
+    got = jax.jit(jax.value_and_grad(together, argnums=(0, 1)))(layer, x)
+    assert_equal_trees(got, jax.jit(jax.value_and_grad(alone, argnums=(0, 1)))(layer, x), atol=1e-5)
+
+
+def test_a_separator_belongs_to_the_document_it_ends() -> None:
+    tokens = jnp.array([[5, 0, 7, 7, 0, 0, 3], [0, 1, 1, 1, 1, 1, 1]])
+    found = documents_of(tokens, jnp.int32(0))
+    assert found.tolist() == [[0, 0, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]
 
 
 def test_gated_norm_and_convolution_equal_numpy() -> None:

@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +17,7 @@ from ladder.generate import make_rung
 from ladder.recipe import recipe_named
 from ladder.runs import RunStatus
 from ladder.study import Study
-from models.data import EVAL_BYTES, batch_at, eval_windows, read_corpus, training_order
+from models.data import EVAL_TOKENS, eval_windows, read_corpus
 from models.pool import missing_jobs
 from models.record import read_record
 from models.run import train_run
@@ -33,7 +32,6 @@ from pathlib import Path
 import models.run
 models.run.CHECKPOINT_SECONDS = 0.0
 models.run.CHUNK = 7
-import jax.numpy as jnp
 from models.data import read_corpus
 from tests.models_small import small_rung
 corpus = read_corpus(Path(sys.argv[1]))
@@ -41,7 +39,7 @@ slow = float(sys.argv[3])
 def show(progress):
     print(progress.step, flush=True)
     time.sleep(slow)
-models.run.train_run(small_rung({steps}), 0, Path(sys.argv[2]), corpus, jnp.asarray(corpus.train), progress=show)
+models.run.train_run(small_rung({steps}), 0, Path(sys.argv[2]), corpus, progress=show)
 """.replace("{steps}", str(STEPS))
 
 
@@ -52,7 +50,7 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, corpus_folder: Path, rung=None, seed: int = 0):
     corpus = read_corpus(corpus_folder)
-    return train_run(rung or small_rung(STEPS), seed, folder, corpus, jnp.asarray(corpus.train))
+    return train_run(rung or small_rung(STEPS), seed, folder, corpus)
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +191,12 @@ def test_run_longer_than_the_corpus_is_refused(corpus_folder: Path, tmp_path: Pa
     ("changes", "asked"),
     [
         ({"recipe": "delphi-v2"}, "low rotary frequencies"),
-        ({"optimizer": replace(small_rung().optimizer, name="muonh")}, "optimizer 'muonh'"),
-        ({"router": replace(small_rung().router, weight_sum=2.5)}, "weight_sum=2.5"),
+        ({"optimizer": replace(small_rung().optimizer, name="lion")}, "optimizer 'lion'"),
+        ({"optimizer": replace(small_rung().optimizer, name="muonh")}, "muonh with muon=None"),
+        ({"optimizer": replace(small_rung().optimizer, weight_decay=0.1)}, "weight_decay=0.1 with optimizer adamh"),
+        ({"router": replace(small_rung().router, balancing="luck")}, "balancing 'luck'"),
     ],
-    ids=["delphi", "muonh", "weights"],
+    ids=["delphi", "lion", "muonh", "decay", "luck"],
 )
 def test_a_rung_this_trainer_would_train_as_another_model_is_refused(tmp_path: Path, changes, asked: str) -> None:
     rung = small_rung(**changes)
@@ -216,21 +216,8 @@ def test_damaged_corpus_is_refused(tmp_path: Path) -> None:
         read_corpus(folder)
 
 
-def test_batches_cover_every_window_once_and_depend_on_seed_and_step_alone() -> None:
-    text = np.random.default_rng(0).integers(1, 255, size=16 * 40 + 1).astype(np.uint8)
-    order = training_order(text, 16, seed=3)
-    assert sorted(order) == list(range(40))
-    assert not np.array_equal(order, training_order(text, 16, seed=4))
-    seen = []
-    for step in range(10):
-        batch = np.asarray(batch_at(jnp.asarray(text), jnp.asarray(order), jnp.int32(step), 4, 16))
-        assert batch.shape == (4, 17)
-        seen += [bytes(row[:-1].astype(np.uint8)) for row in batch]
-    assert sorted(seen) == sorted(bytes(text[16 * i : 16 * i + 16]) for i in range(40))
-
-
 def test_evaluation_windows_are_spread_over_the_whole_text() -> None:
-    limit = EVAL_BYTES["test"]
+    limit = EVAL_TOKENS["test"]
     text = np.arange(5 * limit, dtype=np.uint32).astype(np.uint8)
     windows = eval_windows(text, SHAPE.seq_len, limit)
     assert windows.shape == (limit // SHAPE.seq_len, SHAPE.seq_len + 1)

@@ -39,6 +39,14 @@ def test_a_rung_is_the_mean_of_its_counting_runs_at_their_last_step(ladder: Ladd
     assert [row[1] for row in excluded.rows] == [rung.run_id(2)]
 
 
+def test_the_loss_beside_that_of_a_domain_is_of_the_same_domain() -> None:
+    names = [f"{split}{part}/loss" for split in ("test", "validation") for part in ("", "/code", "/docs")]
+    frame = pd.DataFrame({"metric": names, "loss_unit": "nats_per_token"})
+    beside = {name: other_metric(frame, name) for name in names[:3]}
+    assert beside == {name: name.replace("test", "validation") for name in names[:3]}
+    assert other_metric(frame[:3], names[0]) == ""
+
+
 def test_imported_rows_without_rung_role_or_budget_are_shown(ladder: Ladder) -> None:
     rows = pd.DataFrame(run_rows(ladder.rungs[0], 0, *TIMES)).drop(columns=["rung_id", "role", "budget"])
     frame = rung_frame(RunTable.of(rows).frame, ladder, TEST)
