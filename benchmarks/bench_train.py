@@ -63,8 +63,8 @@ def own_seconds(shape: MoeShape) -> dict[str, float]:
 
     from models.experts import capacity
     from models.groups import Method
-    from models.pool import measured_peak
     from models.train import Hyperparams, full_chunk, initial_state, train_chunk
+    from models.worker_setup import measured_peak
 
     rung = rung_of(shape)
     rows = np.random.default_rng(0).integers(0, shape.vocab_size, (STEPS + WARM, BATCH, shape.seq_len + 1))

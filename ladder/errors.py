@@ -27,3 +27,11 @@ class UnusableError(ForetellError):
     """The work ended, but its result may not be used as it stands (not converged, diverged)."""
 
     exit_code = 4
+
+
+class StorageError(UnusableError):
+    """What was made could not be written (a full disk); what was written before is whole."""
+
+
+class BusyError(ForetellError):
+    """Another process is at work on the same thing."""

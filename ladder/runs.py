@@ -99,6 +99,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("loss_se", "number", "standard error of the evaluation"),
     Column("eval_step", "number", "step at which it was evaluated"),
     Column("drop_fraction", "number", "dropped over routed tokens, tail window of training"),
+    Column("loss_spikes", "number", "spikes of the training loss; such a run stays in the fit"),
     Column("tokens_per_second", "number", "training tokens per second of step time", positive=True),
     Column("device", "text", "device kind"),
     Column("mfu", "number", "achieved over peak FLOP/s, see `device`"),

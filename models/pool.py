@@ -8,9 +8,8 @@ round of runs to the next.
 import contextlib
 import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,10 +19,11 @@ from typing import Any
 from ladder.errors import ForetellError, UnusableError
 from ladder.rung import Rung
 from ladder.study import Study
-from models.corpus import cache_dir
+from models.branch import RunOptions, Trunk, branch_step, trunks
 from models.mixture import Mixture
 from models.record import Progress
 from models.support import check_trainable
+from models.worker_setup import measured_peak, worker_environment
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Job:
     rung: Rung
     seed: int
     folder: Path
+    options: RunOptions = field(default_factory=RunOptions)
 
     @property
     def run_id(self) -> str:
@@ -40,10 +41,21 @@ class Job:
         return self.rung.run_id(self.seed)
 
     @property
+    def cost(self) -> int:
+        """FLOPs that the run costs, the steps of a trunk not counted."""
+        begun = self.options.trunk.step if self.options.trunk else 0
+        return self.rung.compute * (self.rung.steps - begun) // self.rung.steps
+
+    @property
     def compiled_as(self) -> tuple[object, ...]:
         """What a compiled step is good for."""
         plan = self.rung.optimizer
         return self.rung.shape, self.rung.batch_seqs, self.rung.router, plan.name, plan.muon
+
+    @property
+    def after(self) -> str:
+        """Identity of the run that must have ended before, the trunk; empty for none."""
+        return self.options.trunk.run_id if self.options.trunk else ""
 
 
 @dataclass(frozen=True)
@@ -55,33 +67,30 @@ class Failure:
     exit_code: int
 
 
-def missing_jobs(study: Study, rungs: Sequence[Rung]) -> list[Job]:
+def missing_jobs(study: Study, rungs: Sequence[Rung], *, keep_every: int = 0, tracker: str = "") -> list[Job]:
     """Return the runs of `rungs` that have no record yet, the most expensive first.
 
-    Raises InputError when one of them cannot be trained.
+    Runs that share their first steps are one trunk and its branches (`models.branch`). `keep_every` and `tracker` are
+    as in `RunOptions`. Raises InputError when one of them cannot be trained.
     """
-    jobs = [Job(rung, seed, study.run(rung.run_id(seed))) for rung in rungs for seed in rung.seeds]
+    trunk_of = trunks(rungs)
+    leaves: dict[str, set[int]] = {}
+    for rung in rungs:
+        if rung.rung_id in trunk_of:
+            leaves.setdefault(trunk_of[rung.rung_id].rung_id, set()).add(branch_step(rung))
+    jobs = []
+    for rung in rungs:
+        keep = tuple(sorted(leaves.get(rung.rung_id, ())))
+        for seed in rung.seeds:
+            trunk = None
+            if (of := trunk_of.get(rung.rung_id)) and seed in of.seeds:
+                trunk = Trunk(of.rung_id, seed, branch_step(rung), study.run(of.run_id(seed)))
+            options = RunOptions(keep, keep_every, trunk, tracker)
+            jobs.append(Job(rung, seed, study.run(rung.run_id(seed)), options))
     missing = [job for job in jobs if not (job.folder / "record.json").exists()]
     for job in missing:
         check_trainable(job.rung)
     return sorted(missing, key=lambda job: -job.rung.compute)
-
-
-def measured_peak() -> float:
-    """Return the float32 matrix-product speed of this process in FLOP/s: the best of some 1024-cubed products."""
-    import jax
-    import jax.numpy as jnp
-
-    size = 1024
-    multiply = jax.jit(jnp.matmul)
-    matrix = jnp.ones((size, size), jnp.float32)
-    multiply(matrix, matrix).block_until_ready()
-    best = float("inf")
-    for _ in range(6):
-        start = time.perf_counter()
-        multiply(matrix, matrix).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 def _work(connection: Connection, core: int | None) -> None:
@@ -100,39 +109,14 @@ def _work(connection: Connection, core: int | None) -> None:
                 if source not in loaded:
                     loaded = {source: (read_corpus(source), measured_peak())}
                 corpus, peak = loaded[source]
+                told, kept = connection.send, job.options
                 connection.send(
-                    train_run(job.rung, job.seed, job.folder, corpus, peak_flops=peak, progress=connection.send)
+                    train_run(job.rung, job.seed, job.folder, corpus, peak_flops=peak, progress=told, options=kept)
                 )
             except ForetellError as error:
                 connection.send(Failure(job.run_id, str(error), error.exit_code))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return  # the parent is gone or going; what was checkpointed stays
-
-
-@contextlib.contextmanager
-def _worker_environment() -> Iterator[None]:
-    """Set what a one-core JAX worker needs in the environment it will inherit."""
-    wanted = {
-        "JAX_PLATFORMS": "cpu",
-        # Level 1 compiles a step in two thirds of the time and runs it as fast. XLA stops reading at a word without
-        # dashes, so that the customary intra_op_parallelism_threads=1 would hide whatever follows it; a pinned
-        # process has one thread anyway.
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _cores(workers: int) -> list[int | None]:
@@ -171,7 +155,7 @@ class WorkerPool:
         if self._processes:
             return
         spawn = multiprocessing.get_context("spawn")
-        with _worker_environment():
+        with worker_environment():
             for core in _cores(self._wanted):
                 ours, theirs = spawn.Pipe()
                 process: BaseProcess = spawn.Process(target=_work, args=(theirs, core), daemon=True)
@@ -199,9 +183,10 @@ class WorkerPool:
             self.start()
 
         def assign(connection: Connection) -> None:
-            if not pending:
+            going = {job.run_id for job in (*pending, *busy.values())}
+            if not (ready := [job for job in pending if job.after not in going]):
                 return
-            job = self._next(connection, pending)
+            job = self._next(connection, ready)
             pending.remove(job)
             self._compiled[connection].add(job.compiled_as)
             busy[connection] = job
@@ -223,6 +208,7 @@ class WorkerPool:
                     failures.append(message)
                 if not isinstance(message, Progress):
                     del busy[connection]
-                    assign(connection)
+                    for free in [each for each in self._processes if each not in busy]:
+                        assign(free)
         if failures:
             raise UnusableError(f"run {failures[0].run_id} could not be made: {failures[0].message}")

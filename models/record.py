@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ladder.provenance import Provenance
-from ladder.records import from_plain, read_json
+from ladder.records import canonical_json, from_plain, read_json, sha256_bytes
 from ladder.runs import RunStatus
 
 RECORD_SCHEMA = "run/1"
+TAIL_FRACTION = 0.1  # drops and training loss are averaged over this last share of the steps
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,37 @@ class Progress:
     steps: int
     loss: float
     tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """What `models.loss_watch` saw in the losses of all steps, those of a trunk included.
+
+    Attributes:
+        spikes: how many there were.
+        first_spike, worst_spike: steps; 0 without one.
+        worst_rise: of the loss over the median before it.
+        unrecovered: whether the loss ended well above where it had been.
+        last_finite: the last finite loss, nats per token; for a diverged run the step after it had none.
+    """
+
+    spikes: int
+    first_spike: int
+    worst_spike: int
+    worst_rise: float
+    unrecovered: bool
+    last_finite: float | None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where a run began, if not at its first step: at a permanent checkpoint of another run, its trunk.
+
+    The steps up to there were made once, by the trunk; `compute` of the rung counts them, for the loss needed them.
+    """
+
+    run_id: str
+    step: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +102,8 @@ class RunRecord:
         peak_fraction: achieved over the float32 matrix-product speed measured on the same core, or None.
         first_chunk_seconds: time of the first dispatch, which holds the compilation.
         spec_sha256: digest of spec.json.
+        losses: spikes and the like; None in records of before they were watched.
+        branch: the trunk the run branched from, or None.
     """
 
     run_id: str
@@ -91,9 +125,16 @@ class RunRecord:
     data: DataUse
     spec_sha256: str
     provenance: Provenance
+    losses: LossReport | None = None
+    branch: Branch | None = None
 
 
 def read_record(path: Path) -> RunRecord:
     """Return the record in `path`; raises InputError where it is damaged."""
     data = read_json(path, RECORD_SCHEMA)
     return from_plain(RunRecord, {key: data[key] for key in data if key != "schema"}, str(path))
+
+
+def spec_digest(rung_id: str, seed: int, corpus_sha256: str) -> str:
+    """Return the digest of what decides a run's result, which ties checkpoints and record to it."""
+    return sha256_bytes(canonical_json({"rung_id": rung_id, "seed": seed, "corpus_sha256": corpus_sha256}))

@@ -14,7 +14,8 @@ def collect_runs(study: Study, ladder: Ladder) -> RunTable:
     """Write and return the run table of all runs of `ladder` that have a record, one row a run and held-out text.
 
     The metric of text "test" is "test/loss", of the text of a domain "test/code/loss". Losses are in nats per token;
-    bits per byte stand beside them. A diverged run keeps its rows, without a loss and
+    bits per byte stand beside them. A branch counts the steps of its trunk in tokens and compute, and names the trunk in
+    `trunk_id`. A diverged run keeps its rows, without a loss and
     with its reason. Raises InputError when no run has ended yet.
     """
     rows = []
@@ -43,7 +44,7 @@ def _row(rung: Rung, record: RunRecord, text: str, digest: str) -> dict[str, obj
         "role": str(rung.role),
         "recipe": rung.recipe,
         "source": "foretell",
-        "trunk_id": record.run_id,
+        "trunk_id": record.branch.run_id if record.branch else record.run_id,
         "status": str(record.status),
         "started_at": record.started_at,
         "finished_at": record.finished_at,
@@ -81,6 +82,7 @@ def _row(rung: Rung, record: RunRecord, text: str, digest: str) -> dict[str, obj
         "bits_per_byte": evaluation.bits_per_byte if evaluation else None,
         "eval_step": record.steps_done,
         "drop_fraction": record.drop_fraction,
+        "loss_spikes": record.losses.spikes if record.losses else None,
         "tokens_per_second": record.tokens_per_second,
         "device": record.device,
         "mfu": record.peak_fraction,

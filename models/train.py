@@ -19,12 +19,12 @@ from ladder.shape import MoeShape
 from models.experts import Gather
 from models.groups import ADAMH, Method
 from models.optimizer import OptimizerState, Rates, clip_by_global_norm, optimizer_of
+from models.record import TAIL_FRACTION
 from models.schedule import ScheduleValues, rate_fraction
 from models.support import TINY_ROUTER
 from models.transformer import Transformer
 
 CHUNK = 512  # most steps in one dispatch, the length of its buffer of metrics
-TAIL_FRACTION = 0.1  # drops and training loss are averaged over this last share of the steps
 
 
 class Hyperparams(NamedTuple):
