@@ -10,10 +10,12 @@ import typer
 from ladder.errors import UnusableError
 from ladder.units import format_count, format_flops
 from models.cli_compile import compile_command
+from models.cli_pod import pod_command
 from models.cli_tokenize import tokenize_command
 
 app = typer.Typer(no_args_is_help=True, help="Train the rungs of a ladder.")
 app.command("compile")(compile_command)
+app.command("pod")(pod_command)
 app.command("tokenize")(tokenize_command)
 
 StudyOption = Annotated[Path, typer.Option("--study", help="Study folder.", metavar="DIR")]

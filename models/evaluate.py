@@ -1,14 +1,14 @@
 """Evaluation on held-out text: dropless, on fixed windows, in nats per token and bits per byte."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt, UInt16
 
-from models.data import EVAL_TOKENS, Corpus, eval_windows
+from models.data import EVAL_TOKENS, Corpus, HeldOut, eval_windows
 from models.experts import dense
 from models.record import Evaluation
 from models.transformer import Transformer, token_losses
@@ -56,25 +56,40 @@ def evaluate(
     calls = padded.reshape(-1, GROUPS_AT_ONCE, WINDOWS_AT_ONCE, windows.shape[1])
     found = [np.asarray(_window_losses(params, bias, jnp.asarray(groups), separator), np.float64) for groups in calls]
     losses = np.concatenate(found, axis=None)[:count]
-    mean = float(losses.mean())
-    predicted = windows[:, 1:]
+    return summary_of(losses, windows, token_bytes)
+
+
+def summary_of(
+    losses: Float[np.ndarray, " windows"],
+    windows: UInt[np.ndarray, "windows S1"],
+    token_bytes: UInt16[np.ndarray, " V"],
+) -> Evaluation:
+    """Return the evaluation that the mean losses of windows, in nats per token, amount to; see `evaluate`."""
+    mean, predicted = float(losses.mean()), windows[:, 1:]
     tokens_per_byte = predicted.size / int(token_bytes[predicted].sum())
-    error = float(losses.std(ddof=1) / math.sqrt(count))
-    return Evaluation(mean, error, mean / math.log(2) * tokens_per_byte, count)
+    error = float(losses.std(ddof=1) / math.sqrt(len(losses)))
+    return Evaluation(mean, error, mean / math.log(2) * tokens_per_byte, len(losses))
 
 
 def evaluate_all(params: Transformer, bias: Float[Array, "L E"], corpus: Corpus) -> dict[str, Evaluation]:
-    """Return the loss on every held-out text by name and, where there are several domains, each split's mean over them.
+    """Return the loss on every held-out text by name, with the means of `with_macro_means`."""
+    separator = None if corpus.mixture.separator is None else jnp.int32(corpus.mixture.separator)
+
+    def of(text: HeldOut) -> Evaluation:
+        return evaluate(params, bias, text.tokens, EVAL_TOKENS[text.split], corpus.token_bytes, separator)
+
+    return with_macro_means({text.name: of(text) for text in corpus.held_out}, corpus)
+
+
+def with_macro_means(found: Mapping[str, Evaluation], corpus: Corpus) -> dict[str, Evaluation]:
+    """Return evaluations of all held-out texts by name and, where there are several domains, each split's mean over them.
 
     The mean is the macro loss: every domain counts the same, whatever its size and weight.
     """
-    found, by_split = {}, dict[str, list[Evaluation]]()
-    separator = None if corpus.mixture.separator is None else jnp.int32(corpus.mixture.separator)
+    by_split: dict[str, list[Evaluation]] = {}
     for text in corpus.held_out:
-        limit = EVAL_TOKENS[text.split]
-        found[text.name] = evaluate(params, bias, text.tokens, limit, corpus.token_bytes, separator)
         by_split.setdefault(text.split, []).append(found[text.name])
-    return {split: macro_mean(parts) for split, parts in by_split.items()} | found
+    return {split: macro_mean(parts) for split, parts in by_split.items()} | dict(found)
 
 
 def macro_mean(parts: Sequence[Evaluation]) -> Evaluation:

@@ -1,6 +1,5 @@
 """Evaluation on a pod: the same windows as `models.evaluate`, dropless on any mesh."""
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +12,7 @@ from jaxtyping import Array, Float, Int, UInt, UInt16
 
 from ladder.errors import UnusableError
 from models.data import eval_windows
+from models.evaluate import summary_of
 from models.losses import chunked_losses
 from models.mesh import BATCH, place_rows
 from models.pod import hidden_states
@@ -72,7 +72,4 @@ def evaluate_on_pod(
         dropped += float(lost)
     if dropped:
         raise UnusableError(f"{dropped:g} choices were dropped in evaluation, so its loss is not that of the model.")
-    losses = np.concatenate(found)[:count]
-    mean, predicted = float(losses.mean()), windows[:, 1:]
-    tokens_per_byte = predicted.size / int(token_bytes[predicted].sum())
-    return Evaluation(mean, float(losses.std(ddof=1) / math.sqrt(count)), mean / math.log(2) * tokens_per_byte, count)
+    return summary_of(np.concatenate(found)[:count], windows, token_bytes)

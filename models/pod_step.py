@@ -74,21 +74,34 @@ def pod_step(
     return after, Metrics(loss, norm, rates.matrix, drops, busiest, jnp.mean(stats.entropy))
 
 
-def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
-    """Return the whole step of `rung` on `mesh`, lowered and ready to be compiled."""
-    check_mesh(rung.shape, mesh, rung.batch_seqs // options.accumulation)
-    state: Any = jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0), rung.router, Method.of(rung.optimizer)))
-    state = _placed(state, shardings(state, mesh))
+def jitted_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
+    """Return the whole step of `rung` on `mesh`, to be called with state, tokens and hyperparameters; the state is donated.
+
+    Called and lowered within `jax.set_mesh(mesh)`.
+    """
+    places = shardings(_state_shapes(rung), mesh)
     everywhere = NamedSharding(mesh, P())
-    dims = (options.accumulation, rung.batch_seqs // options.accumulation, rung.shape.seq_len + 1)
-    tokens = jax.ShapeDtypeStruct(dims, jnp.int32, sharding=NamedSharding(mesh, P(None, BATCH, None)))
-    hyper: Any = jax.eval_shape(lambda: Hyperparams.of(rung))
-    hyper = _placed(hyper, jax.tree.map(lambda _: everywhere, hyper))
 
     def step(state: TrainState, tokens: Array, hyper: Hyperparams) -> tuple[TrainState, Metrics]:
         return pod_step(state, tokens, hyper, rung, mesh, options)
 
     metrics: Any = [everywhere] * len(Metrics._fields)
-    out = (jax.tree.map(lambda leaf: leaf.sharding, state), Metrics(*metrics))
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, Metrics(*metrics)))
+
+
+def _state_shapes(rung: Rung) -> Any:
+    return jax.eval_shape(lambda: initial_state(rung.shape, jnp.int32(0), rung.router, Method.of(rung.optimizer)))
+
+
+def lower_step(rung: Rung, mesh: Mesh, options: PodOptions) -> Any:
+    """Return the whole step of `rung` on `mesh`, lowered and ready to be compiled."""
+    check_mesh(rung.shape, mesh, rung.batch_seqs // options.accumulation)
+    shapes = _state_shapes(rung)
+    state = _placed(shapes, shardings(shapes, mesh))
+    everywhere = NamedSharding(mesh, P())
+    dims = (options.accumulation, rung.batch_seqs // options.accumulation, rung.shape.seq_len + 1)
+    tokens = jax.ShapeDtypeStruct(dims, jnp.int32, sharding=NamedSharding(mesh, P(None, BATCH, None)))
+    hyper: Any = jax.eval_shape(lambda: Hyperparams.of(rung))
+    hyper = _placed(hyper, jax.tree.map(lambda _: everywhere, hyper))
     with jax.set_mesh(mesh):
-        return jax.jit(step, donate_argnums=0, out_shardings=out).lower(state, tokens, hyper)
+        return jitted_step(rung, mesh, options).lower(state, tokens, hyper)

@@ -16,11 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ladder.errors import InputError, StorageError
-from ladder.provenance import provenance, utc_now
-from ladder.records import canonical_json, read_json, to_plain, write_atomic
+from ladder.errors import StorageError
+from ladder.records import write_atomic
 from ladder.rung import Rung
-from ladder.runs import RunStatus
 from models.branch import RunOptions, Trunk
 from models.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint, trunk_checkpoint
 from models.data import Batches, Corpus
@@ -28,37 +26,15 @@ from models.evaluate import evaluate_all
 from models.experts import capacity
 from models.groups import Method
 from models.metrics_log import StepTimes, append_lines, logged
-from models.record import RECORD_SCHEMA, DataUse, Progress, RunRecord, read_record, spec_digest
+from models.outcome import Outcome, record_of, start_run, write_record
+from models.record import Progress, RunRecord, read_record
 from models.run_files import remove_leftovers
 from models.run_lock import cores_here, run_lock
 from models.support import check_trainable
 from models.tracker import Tracker, open_tracker
-from models.train import CHUNK, Hyperparams, TrainState, full_chunk, initial_state, tail_steps, train_chunk
+from models.train import CHUNK, Hyperparams, TrainState, full_chunk, initial_state, train_chunk
 
-SPEC_SCHEMA = "run-spec/1"
 CHECKPOINT_SECONDS = 5.0  # at most this much work is lost to a kill, besides one chunk
-
-
-def _start(folder: Path, rung: Rung, seed: int, corpus_sha256: str) -> tuple[str, str]:
-    """Write spec.json where there is none and return the run's digest and first start; another run is refused."""
-    # What decides the result, without remarks and without what only this ladder says of the rung.
-    decided = {"rung_id": rung.rung_id, "seed": seed, "corpus_sha256": corpus_sha256}
-    path = folder / "spec.json"
-    if path.exists():
-        there = read_json(path, SPEC_SCHEMA)
-        found = {key: there.get("rung", {}).get(key) if key == "rung_id" else there.get(key) for key in decided}
-        if found != decided:
-            differs = next(key for key in decided if found[key] != decided[key])
-            raise InputError(
-                f"{folder} holds another run: its {differs} is {found[differs]}, asked for is {decided[differs]}. Use "
-                "another study folder, or remove this one."
-            )
-    else:
-        there = {"schema": SPEC_SCHEMA, "rung": rung.to_plain(), "seed": seed, "corpus_sha256": corpus_sha256}
-        # Written before the first step and kept over kills: a forecast must precede the first start, not the last.
-        there["started_at"] = utc_now()
-        write_atomic(path, canonical_json(there))
-    return spec_digest(rung.rung_id, seed, corpus_sha256), str(there["started_at"])
 
 
 def _resume(folder: Path, spec_sha256: str, fresh: TrainState, trunk: Trunk | None, corpus_sha256: str) -> Checkpoint:
@@ -123,7 +99,7 @@ def _train(
     tracker: Tracker,
 ) -> RunRecord:
     run_id, mixture = rung.run_id(seed), corpus.mixture
-    spec_sha256, started_at = _start(folder, rung, seed, mixture.sha256)
+    spec_sha256, started_at = start_run(folder, rung, seed, mixture.sha256)
     fresh = initial_state(rung.shape, jnp.int32(seed), rung.router, Method.of(rung.optimizer))
     begun = _resume(folder, spec_sha256, fresh, options.trunk, mixture.sha256)
     state, watch = begun.state, begun.watch
@@ -174,35 +150,23 @@ def _train(
         with times.part("evaluate"):
             evaluations = evaluate_all(state.params, state.bias, corpus)
         times.write(int(state.step), 0, None, None)
-        finite = all(math.isfinite(evaluation.nats_per_token) for evaluation in evaluations.values())
-    tail = int(tail_steps(jnp.int32(rung.steps)))
-    measured = timed_steps * rung.batch_tokens / timed_seconds if timed_seconds else None
-    achieved = measured * rung.compute / rung.tokens if measured else None
-    record = RunRecord(
-        run_id=run_id,
-        rung_id=rung.rung_id,
-        seed=seed,
-        status=RunStatus.FINISHED if finite else RunStatus.DIVERGED,
-        steps_done=int(state.step),
-        started_at=started_at,
-        finished_at=utc_now(),
-        evaluations=evaluations if finite else {},
-        train_loss=float(state.tail_loss) / tail if finite else None,
-        drop_fraction=float(state.tail_drops) / tail if finite else None,
-        tokens_per_second=measured,
-        flops_per_second=achieved,
-        peak_fraction=achieved / peak_flops if achieved and peak_flops else None,
-        first_chunk_seconds=first_seconds,
-        device=jax.devices()[0].device_kind,
-        corpus_sha256=mixture.sha256,
-        data=DataUse(
-            mixture.tokenizer, mixture.unique_tokens(rung), mixture.epochs_of(rung), mixture.documents, corpus.eval_sets
+    record = record_of(
+        rung,
+        seed,
+        corpus,
+        Outcome(
+            state=state,
+            evaluations=evaluations,
+            started_at=started_at,
+            spec_sha256=spec_sha256,
+            tokens_per_second=timed_steps * rung.batch_tokens / timed_seconds if timed_seconds else None,
+            first_seconds=first_seconds,
+            device=jax.devices()[0].device_kind,
+            peak_flops=peak_flops,
+            watch=watch,
+            branch=begun.branch,
         ),
-        spec_sha256=spec_sha256,
-        provenance=provenance(seed),
-        losses=watch.report(),
-        branch=begun.branch,
     )
     tracker.summary(record)
-    write_atomic(folder / "record.json", canonical_json({"schema": RECORD_SCHEMA, **to_plain(record)}))
+    write_record(folder, record)
     return record
