@@ -48,7 +48,11 @@ def make_rung(
         changes: dict[str, Any] = {name: value for name, value in numbers.items() if name in SHAPE_NUMBERS}
         shape = replace(shape, **changes)
         batch_seqs, steps = _batch_and_steps(recipe, budget, shape, numbers)
-        made: dict[str, int | float | str] = {**_decided(shape, batch_seqs, steps), LR_MULTIPLE: numbers.get(LR_MULTIPLE, 1), **names}
+        made: dict[str, int | float | str] = {
+            **_decided(shape, batch_seqs, steps),
+            LR_MULTIPLE: numbers.get(LR_MULTIPLE, 1),
+            **names,
+        }
         recorded = tuple(Override(name, made[name], rule[name]) for name in sorted(overrides))
     flops_per_step = training_flops_per_token(shape, recipe.flop_convention) * batch_seqs * shape.seq_len
     if abs(steps * flops_per_step - budget) > MAX_COMPUTE_ERROR * budget:

@@ -44,6 +44,24 @@ def site(study: StudyOption = Path("study"), as_json: JsonOption = False) -> Non
 
 
 @app.command()
+def sweep(
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder to write; by default reports/sweep/ of the study.")
+    ] = None,
+    study: StudyOption = Path("study"),
+    as_json: JsonOption = False,
+) -> None:
+    """Build the page of a sweep: what differs at equal compute, what is told apart over seeds, how experts balance.
+
+    Example: foretell report sweep --study study
+    """
+    from ladder.study import Study
+    from reports.sweep_page import build_sweep
+
+    _show(build_sweep(Study(study), out), as_json)
+
+
+@app.command()
 def serve(
     study: StudyOption = Path("study"),
     port: Annotated[int, typer.Option(help="Port on this machine; 0 for any that is free.", min=0, max=65535)] = 8000,

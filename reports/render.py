@@ -41,6 +41,14 @@ def render_index(entries: Sequence[object], calibration: object) -> bytes:
     return _unbroken(template.render(entries=entries, calibration=calibration, style=style)).encode()
 
 
+def render_sweep(report: object) -> tuple[bytes, bytes]:
+    """Return the page of a sweep as one HTML file and as Markdown; see `reports.sweep_page` for what it shows."""
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    page = _environment(escape=True).get_template("sweep.html.j2").render(report=report, style=style)
+    text = _environment(escape=False).get_template("sweep.md.j2").render(report=report)
+    return _unbroken(page).encode(), (re.sub(r"\n{3,}", "\n\n", text).strip() + "\n").encode()
+
+
 def _unbroken(page: str) -> str:
     """Return a page in which no line ends between a number and its sign."""
     return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", page)
