@@ -55,8 +55,9 @@ def save_pod(folder: Path, spec_sha256: str, state: TrainState, *, permanent: bo
     try:
         if first:
             unsealed = [path for path in _paths(folder) if not (path / SEAL).exists()]
-            for left in (*unsealed, *folder.glob("*.orbax-checkpoint-tmp*")):  # of writers that were killed
-                shutil.rmtree(left)
+            # Of writers that were killed; threads of a failed one may still write, then the next save removes the rest.
+            for left in (*unsealed, *folder.glob("*.orbax-checkpoint-tmp*")):
+                shutil.rmtree(left, ignore_errors=True)
         with ocp.StandardCheckpointer() as writer:
             writer.save(target, _leaves(state), force=True)
             writer.wait_until_finished()
