@@ -19,6 +19,8 @@ class AttentionPattern:
             are stored at the larger of the two.
         rope_theta: base of the rotary frequencies.
         rope_fraction: leading share of each head that is rotated.
+        rope_scaling: ``"llama3"`` where low rotary frequencies are divided by 8, as in Llama 3.1 (`models.attention`
+            has the formula); empty for none.
         global_rope: whether global layers rotate at all.
         key_offset: whether global layers shift the unrotated part of the keys by one position (PKO).
         gate: whether each head's output is scaled by a sigmoid of the layer's input, one vector per head.
@@ -37,6 +39,7 @@ class AttentionPattern:
     gate: bool = False
     qk_gains: bool = False
     exclusive: bool = False
+    rope_scaling: str = ""
 
     def __post_init__(self) -> None:
         for name in ("window", "global_every", "global_kv_heads"):
@@ -47,6 +50,8 @@ class AttentionPattern:
                 "global_every, last_global and global_kv_heads tell global layers from local ones, but window=0 makes "
                 "every layer global; set a window, or leave them at their defaults."
             )
+        if self.rope_scaling not in ("", "llama3"):
+            raise InputError(f"rope_scaling={self.rope_scaling!r} is not known; use llama3, or leave it empty.")
         if not (0 < self.rope_fraction <= 1 and self.rope_theta > 0):
             raise InputError(
                 f"rope_fraction={self.rope_fraction} must be above 0 and at most 1, and rope_theta={self.rope_theta} "

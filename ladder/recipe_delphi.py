@@ -88,7 +88,7 @@ class DelphiV2(AbstractRecipe):
             expert_width=0,
             shared_experts=1,
             shared_width=4 * hidden,
-            attention=AttentionPattern(rope_theta=5e5, qk_gains=True),  # with Llama-3's scaling of low frequencies
+            attention=AttentionPattern(rope_theta=5e5, qk_gains=True, rope_scaling="llama3"),
         )
 
     def expected_optimum(self, budget: int) -> float:

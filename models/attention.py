@@ -22,19 +22,36 @@ from models.layers import Draw, causal_conv, identity_conv, linear, rms_norm, ro
 QUERY_SCALE = 1.3
 QUERY_BLOCK = 512  # queries whose map exists at once where sequences are longer: splash attention's block on TPU
 MASKED = -1e30  # a score that no key that is seen can have, and whose gradient is finite
+# Llama 3.1's scaling: factor, bounds in turns over the original context, and that context (its model card's config).
+LLAMA3_FACTOR, LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 8.0, 1.0, 4.0, 8192
 TINY = 1e-12  # keeps the projection on a value that is zero at zero
 
 
-def _rope_tables(seq_len: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+def rope_frequencies(head_dim: int, theta: float, scaling: str = "") -> Float[np.ndarray, " pairs"]:
+    """Return the angle per position of each pair of a head: theta^(-2i/h).
+
+    With "llama3" those of wavelengths above the original context are divided by the factor, those of a quarter of it
+    and below are kept, and between the two runs a line in the inverse wavelength (Llama 3.1's `apply_scaling`).
+    """
     half = head_dim // 2
-    angles = np.outer(np.arange(seq_len), theta ** (-np.arange(half) / half))
+    plain: np.ndarray = theta ** (-np.arange(half) / half)
+    if scaling != "llama3":
+        return plain
+    turns = LLAMA3_CONTEXT * plain / (2 * np.pi)  # of the pair over the original context
+    share = np.clip((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0, 1.0)
+    scaled: np.ndarray = plain * (share + (1 - share) / LLAMA3_FACTOR)
+    return scaled
+
+
+def _rope_tables(seq_len: int, head_dim: int, theta: float, scaling: str) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.outer(np.arange(seq_len), rope_frequencies(head_dim, theta, scaling))
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([cos, cos], -1).astype(np.float32), np.concatenate([-sin, sin], -1).astype(np.float32)
 
 
-def rope(x: Float[Array, "*B S H h"], theta: float) -> Float[Array, "*B S H h"]:
-    """Return `x` with the pairs (i, i + h/2) of each head rotated by position times theta^(-2i/h)."""
-    cos, sin = _rope_tables(x.shape[-3], x.shape[-1], theta)
+def rope(x: Float[Array, "*B S H h"], theta: float, scaling: str = "") -> Float[Array, "*B S H h"]:
+    """Return `x` with the pairs (i, i + h/2) of each head rotated by position times their frequency."""
+    cos, sin = _rope_tables(x.shape[-3], x.shape[-1], theta, scaling)
     return x * cos[:, None] + jnp.roll(x, x.shape[-1] // 2, axis=-1) * sin[:, None]
 
 
@@ -228,7 +245,9 @@ class Attention(eqx.Module):
     def _positioned(self, x: Float[Array, "B S n h"], is_global: Bool[Array, ""]) -> Float[Array, "B S n h"]:
         pattern = self.shape.attention
         width = rotated_width(x.shape[-1], pattern)
-        rotated = jnp.concatenate([rope(x[..., :width], pattern.rope_theta), x[..., width:]], axis=-1)
+        rotated = jnp.concatenate(
+            [rope(x[..., :width], pattern.rope_theta, pattern.rope_scaling), x[..., width:]], axis=-1
+        )
         return rotated if pattern.global_rope else jnp.where(is_global, x, rotated)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from ladder.shape import MoeShape
-from models.attention import QUERY_SCALE, TINY, Attention, rotated_width
+from models.attention import QUERY_SCALE, TINY, Attention, rope_frequencies, rotated_width
 from models.layers import causal_conv
 from models.mesh import BATCH
 from models.pod_layers import unit, whole
@@ -25,10 +25,10 @@ BLOCK = 512  # of queries and keys; sequences shorter than that are one block
 SPLIT = P(BATCH, None, None, None)
 
 
-def rotate(x: Float[Array, "B H S h"], theta: float) -> Float[Array, "B H S h"]:
-    """Return `x` with the pairs (i, i + h/2) rotated by position times theta^(-2i/h)."""
+def rotate(x: Float[Array, "B H S h"], theta: float, scaling: str) -> Float[Array, "B H S h"]:
+    """Return `x` with the pairs (i, i + h/2) rotated by position times their frequency."""
     half = x.shape[-1] // 2
-    angles = np.outer(np.arange(x.shape[-2]), theta ** (-np.arange(half) / half))
+    angles = np.outer(np.arange(x.shape[-2]), rope_frequencies(x.shape[-1], theta, scaling))
     cos, sin = (jnp.asarray(each.astype(np.float32)) for each in (np.cos(angles), np.sin(angles)))
     a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
@@ -63,7 +63,7 @@ def attention(
 def _positioned(x: Float[Array, "B n S h"], is_global: Array, shape: MoeShape) -> Float[Array, "B n S h"]:
     pattern = shape.attention
     width = rotated_width(shape.head_dim, pattern)
-    rotated = rotate(x[..., :width], pattern.rope_theta)
+    rotated = rotate(x[..., :width], pattern.rope_theta, pattern.rope_scaling)
     if width < shape.head_dim:
         rotated = jnp.concatenate([rotated, x[..., width:]], axis=-1)
     return rotated if pattern.global_rope else jnp.where(is_global, x, rotated)

@@ -5,8 +5,6 @@ from ladder.recipe_interface import RouterPlan
 from ladder.rung import Rung
 
 TINY_ROUTER = RouterPlan("quantile", "topk", 0, 2.0, 0.0)  # of the recipe tiny-cpu
-# Their rotary frequencies are scaled as in Llama 3, which neither `ladder.attention` nor the model knows.
-SCALED_ROTARY = ("delphi-v2",)
 BALANCING = ("quantile", "bias", "auxiliary", "none")
 # Optimizer: how its matrices are trained, and the head among them (`models.groups.Group`); the rest always by Adam.
 OPTIMIZERS = {
@@ -21,7 +19,6 @@ def check_trainable(rung: Rung) -> None:
     """Raise InputError naming what `rung` asks for and runs cannot do."""
     plan, router = rung.optimizer, rung.router
     asked = {
-        "Llama 3's scaling of low rotary frequencies": rung.recipe in SCALED_ROTARY,
         f"optimizer {plan.name!r}": plan.name not in OPTIMIZERS,
         f"head_lr={plan.head_lr} with optimizer {plan.name}": plan.head_lr is not None and plan.name != "muonh",
         f"optimizer muonh with muon={plan.muon}": plan.name == "muonh" and plan.muon is None,

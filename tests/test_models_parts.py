@@ -1,5 +1,6 @@
 """Every switchable part equals a slow, plain form of it in value and gradient; leaves equal ladder's counts."""
 
+import math
 from dataclasses import replace
 
 import jax
@@ -9,10 +10,11 @@ import pytest
 
 from ladder.attention import AttentionPattern
 from ladder.counts import count_params
+from ladder.errors import InputError
 from ladder.recipe import RECIPES, recipe_named
 from ladder.recipe_interface import NO_ROUTER, RouterPlan
 from ladder.shape import MoeShape
-from models.attention import Attention
+from models.attention import Attention, rope_frequencies
 from models.balance import balanced_bias, histogram_bias, next_bias, router_penalty
 from models.experts import Gather, dense, reference
 from models.layers import Draw, GatedNorm, causal_conv, gated_norm
@@ -27,7 +29,7 @@ PATTERNS = {
     "v16": replace(LOCAL, gate=True, exclusive=True),
     "may": replace(LOCAL, rope_fraction=0.5, key_offset=True, gate=True, exclusive=True, last_global=True),
     "hero": replace(LOCAL, rope_fraction=0.5, global_rope=False, gate=True, exclusive=True, global_kv_heads=1),
-    "delphi": AttentionPattern(rope_theta=5e5, qk_gains=True),
+    "delphi": AttentionPattern(rope_theta=5e5, qk_gains=True, rope_scaling="llama3"),
 }
 
 
@@ -48,7 +50,7 @@ def rotations(pattern: AttentionPattern, head_dim: int, seq: int) -> np.ndarray:
     out = np.tile(np.eye(head_dim), (seq, 1, 1))
     for t in range(seq):
         for i in range(pairs):
-            angle = t * pattern.rope_theta ** (-i / pairs)
+            angle = t * rope_frequencies(2 * pairs, pattern.rope_theta, pattern.rope_scaling)[i]
             block = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
             out[np.ix_([t], [i, i + pairs], [i, i + pairs])] = block
     return out
@@ -332,3 +334,21 @@ def check_counts(shape: MoeShape, router: RouterPlan) -> None:
     }
     assert groups == {name: getattr(counts, name) for name in groups}
     assert sizes(model) == counts.total
+
+
+def test_scaled_frequencies_are_llama3s() -> None:
+    """Against the published rule pair by pair, and Levanter's where it is installed."""
+    found = rope_frequencies(128, 5e5, "llama3")
+    for pair, frequency in enumerate(5e5 ** (-np.arange(64) / 64)):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            expected = frequency
+        elif wavelength > 8192:
+            expected = frequency / 8
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            expected = (1 - smooth) * frequency / 8 + smooth * frequency
+        assert found[pair] == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(rope_frequencies(128, 5e5), 5e5 ** (-np.arange(64) / 64))
+    with pytest.raises(InputError, match="use llama3"):
+        AttentionPattern(rope_scaling="yarn")

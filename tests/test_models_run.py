@@ -190,13 +190,12 @@ def test_run_longer_than_the_corpus_is_refused(corpus_folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [
-        ({"recipe": "delphi-v2"}, "low rotary frequencies"),
         ({"optimizer": replace(small_rung().optimizer, name="lion")}, "optimizer 'lion'"),
         ({"optimizer": replace(small_rung().optimizer, name="muonh")}, "muonh with muon=None"),
         ({"optimizer": replace(small_rung().optimizer, weight_decay=0.1)}, "weight_decay=0.1 with optimizer adamh"),
         ({"router": replace(small_rung().router, balancing="luck")}, "balancing 'luck'"),
     ],
-    ids=["delphi", "lion", "muonh", "decay", "luck"],
+    ids=["lion", "muonh", "decay", "luck"],
 )
 def test_a_rung_this_trainer_would_train_as_another_model_is_refused(tmp_path: Path, changes, asked: str) -> None:
     rung = small_rung(**changes)
