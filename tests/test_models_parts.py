@@ -337,7 +337,7 @@ def check_counts(shape: MoeShape, router: RouterPlan) -> None:
 
 
 def test_scaled_frequencies_are_llama3s() -> None:
-    """Against the published rule pair by pair, and Levanter's where it is installed."""
+    """Against the published rule, pair by pair."""
     found = rope_frequencies(128, 5e5, "llama3")
     for pair, frequency in enumerate(5e5 ** (-np.arange(64) / 64)):
         wavelength = 2 * math.pi / frequency
