@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ladder.errors import InputError
+from ladder.units import format_count
 
 
 def pod_command(
@@ -82,9 +84,16 @@ def pod_command(
         accumulation=parts or (layout.accumulation if layout else 1),
     )
 
+    said = -1
+
     def say(progress: Progress) -> None:
-        if jax.process_index() == 0:
-            typer.echo(f"step {progress.step} of {progress.steps}, loss {progress.loss:.4f}", err=True)
+        nonlocal said
+        percent = 100 * progress.step // progress.steps
+        if jax.process_index() == 0 and percent > said:
+            said = percent
+            known = math.isfinite(progress.tokens_per_second)
+            speed = f", {format_count(round(progress.tokens_per_second))} tokens/s" if known else ""
+            typer.echo(f"step {progress.step} of {progress.steps}, loss {progress.loss:.4f}{speed}", err=True)
 
     text = read_corpus(read_mixture(corpus or str(build_corpus()), epochs))
     how = PodRun(make_mesh(devices, expert=axis), options, kind if on_tpu else None, save_every)

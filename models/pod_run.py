@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from models.pod_evaluate import evaluate_on_pod
 from models.pod_layers import PodOptions
 from models.pod_step import jitted_step
 from models.record import Evaluation, Progress, RunRecord, read_record
+from models.run_lock import run_lock
 from models.support import check_trainable
 from models.train import Hyperparams, Metrics, TrainState, initial_state
 
@@ -90,8 +92,8 @@ def train_on_pod(
     """Train `rung` with `seed` in `folder` and return the record, or None where `how.stop_at` ended it before.
 
     Raises InputError when the corpus does not do for the rung, when its mixture keeps documents apart, which a pod does
-    not, when the mesh does not divide the rung, and when the folder holds another run; StorageError when a checkpoint
-    cannot be written.
+    not, when the mesh does not divide the rung, and when the folder holds another run; BusyError when another process
+    trains the run; StorageError when a checkpoint cannot be written.
     """
     if (folder / "record.json").exists():
         return read_record(folder / "record.json")
@@ -102,6 +104,19 @@ def train_on_pod(
     check_mesh(rung.shape, how.mesh, rung.batch_seqs // how.options.accumulation)
     first = jax.process_index() == 0
     folder.mkdir(parents=True, exist_ok=True)
+    with run_lock(folder) if first else nullcontext():
+        return _train(rung, seed, folder, corpus, how, first, progress)
+
+
+def _train(
+    rung: Rung,
+    seed: int,
+    folder: Path,
+    corpus: Corpus,
+    how: PodRun,
+    first: bool,
+    progress: Callable[[Progress], None] | None,
+) -> RunRecord | None:
     spec_sha256, started_at = start_run(folder, rung, seed, corpus.mixture.sha256)
     with jax.set_mesh(how.mesh):
         state = sharded_state(rung, seed, how.mesh)
