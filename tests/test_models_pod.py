@@ -1,6 +1,7 @@
 """A pod's step: against the small trainer's model on one device, and itself on every mesh of eight."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -137,6 +138,53 @@ def test_fsdp_and_expert_parallelism_take_the_step_of_one_device() -> None:
     np.testing.assert_allclose(ring, single, rtol=2e-5, atol=1e-6)
     assert 0.2 < tight[2] < 0.8
     assert abs(tight[0] - single[0]) < 0.2
+
+
+DROPS = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from models.experts import Experts
+from models.mesh import make_mesh, place_rows
+from models.pod_layers import PodOptions
+from models.pod_moe import routed_experts
+
+mesh = make_mesh(jax.devices(), expert=4)
+rng = np.random.default_rng(0)
+skewed = np.exp(-np.arange(8) / 2)
+chosen = np.stack([rng.choice(8, 2, replace=False, p=skewed / skewed.sum()) for _ in range(64)]).astype(np.int32)
+found = {"chosen": chosen.tolist()}
+with jax.set_mesh(mesh):
+    rows = [place_rows(each, mesh) for each in (rng.normal(size=(64, 4)).astype(np.float32), chosen, np.ones((64, 2), np.float32))]
+    experts = Experts(jnp.ones((8, 4, 6)), jnp.ones((8, 3, 4)))
+    for backend in ("fixed_all_to_all", "ring"):
+        for factor in (0.5, 1.0, 1.5, 8.0):
+            options = PodOptions(backend, factor, dtype="float32", splash=False)
+            run = jax.jit(lambda x, chosen, weights: routed_experts(experts, x, chosen, weights, mesh, options)[1])
+            found[f"{backend} {factor}"] = float(run(*rows))
+print(json.dumps(found))
+"""
+
+
+def test_what_a_mesh_drops_is_what_numpy_counts() -> None:
+    """Two groups of four devices. Fixed: slots for each pair of sending device and expert; ring: for each device's experts."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    ran = subprocess.run([sys.executable, "-c", DROPS], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    chosen = np.array(found["chosen"])
+    for factor in (0.5, 1.0, 1.5, 8.0):
+        lost = 0
+        for sender in chosen.reshape(8, 8, 2):
+            lost += np.maximum(np.bincount(sender.ravel(), minlength=8) - max(1, math.ceil(factor * 16 / 8)), 0).sum()
+        assert found[f"fixed_all_to_all {factor}"] == lost, factor
+        lost = 0
+        for group in chosen.reshape(2, 32, 2):
+            loads = np.bincount(group.ravel(), minlength=8).reshape(4, 2).sum(axis=1)
+            lost += np.maximum(loads - min(64, max(2, math.ceil(factor * 64 / 4))), 0).sum()
+        assert found[f"ring {factor}"] == lost, factor
+    assert found["ring 0.5"] > found["ring 1.0"] > found["ring 8.0"] == 0 == found["fixed_all_to_all 8.0"]
 
 
 @pytest.mark.slow
