@@ -35,7 +35,7 @@ def _lines(head: Sequence[str], rows: list[list[str]], left: int) -> list[str]:
 def rungs_table(document: dict[str, Any]) -> str:
     """Return the optimum rungs and the published one: slice, mesh, memory, FLOPs, bytes, the bound on a step."""
     rows = []
-    for row in document["optima"] + document["published"]:
+    for row in document["optima"] + document["published"] + document["hero"]:
         fits = "" if row["fits"] else ", does not fit"
         rows.append(
             [
@@ -59,7 +59,7 @@ def rungs_table(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in document["optima"][0]["versions"].items())
     remark = (
         "Of one device and one step: memory used and granted; FLOPs executed, and over three forward passes by the "
-        "ladder's count; bytes received over the interconnect; a bound on the step's time from below, an estimate. Head, "
+        "ladder's count; bytes received over the interconnect; a bound on the step's time from below, an estimate. Of v16 head, "
         f"routed and dense products are within {100 * worst:.1f} % of that count times what rematerialisation and "
         f"capacity make of it; attention is reckoned from its masks. Compiled with {versions}; nothing was run on a TPU."
     )
