@@ -6,6 +6,7 @@ Needs `make setup-tpu`; half an hour on two cores, seconds again. Prints one lin
 
     optima      the rung nearest the expected optimum of each budget of the default ladder, as planned on TPU v5p
     published   Marin's 1e23 run (d5120, 48 layers, 2048 sequences) on v5p
+    kept        the same with the experts' hidden activations kept
     compared    ways to run the experts on one mesh, a middle rung and the 1e23 run
     measured    steps of the shapes whose tokens per second are published, on the slices they ran on
     hero        Marin's hero, d6144
@@ -81,6 +82,7 @@ def main() -> None:
     parts: dict[str, Any] = {
         "optima": lambda pool: pool.map(_planned, nearest_optima(ladder)),
         "published": lambda pool: pool.map(_planned, (MARIN_1E23,)),
+        "kept": lambda pool: [_as_given(replace(planned_request(MARIN_1E23, "v5p", None, None), remat="hidden"))],
         "measured": lambda pool: pool.map(_as_given, [request for request, _ in MEASURED]),
         "compared": lambda pool: pool.map(_as_given, [each for case in COMPARED for each in _compared(*case)]),
         "hero": lambda pool: [_planned(make_rung(hero, hero.held_out_budgets[0], 6144), HERO_SLICE)],

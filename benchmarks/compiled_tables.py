@@ -35,11 +35,11 @@ def _lines(head: Sequence[str], rows: list[list[str]], left: int) -> list[str]:
 def rungs_table(document: dict[str, Any]) -> str:
     """Return the optimum rungs and the published one: slice, mesh, memory, FLOPs, bytes, the bound on a step."""
     rows = []
-    for row in document["optima"] + document["published"] + document["hero"]:
+    for row in document["optima"] + document["published"] + document["kept"] + document["hero"]:
         fits = "" if row["fits"] else ", does not fit"
         rows.append(
             [
-                f"{row['name']}",
+                row["name"] + (", hidden kept" if row.get("remat") == "hidden" else ""),
                 row["topology"],
                 _mesh(row),
                 str(row["accumulation"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +53,9 @@ def compile_command(
     compare: Annotated[
         str | None, typer.Option(help="Ways to run the experts: fsdp, ring, fixed, ragged; comma-separated.")
     ] = None,
+    keep_hidden: Annotated[
+        bool, typer.Option("--keep-hidden", help="Keep the experts' hidden activations instead of making them again.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Compilations at once, each on one core with some 2 GB.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
@@ -84,6 +88,7 @@ def compile_command(
     if unknown := [way for way in ways if way is not None and way not in BACKENDS]:
         raise InputError(f"unknown way to run experts {unknown[0]!r}; use {', '.join(BACKENDS)}.")
     requests = [planned_request(each, chip, topology, way) for each in chosen for way in ways]
+    requests = [replace(each, remat="hidden") for each in requests] if keep_hidden else requests
 
     def say(text: str) -> None:
         if not quiet:

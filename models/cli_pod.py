@@ -32,6 +32,9 @@ def pod_command(
     ] = "",
     expert_axis: Annotated[int, typer.Option(min=0, help="Devices the experts are spread over; 0: the plan's.")] = 0,
     parts: Annotated[int, typer.Option(min=0, help="Parts a step's batch is taken in; 0: the plan's.")] = 0,
+    keep_hidden: Annotated[
+        bool, typer.Option("--keep-hidden", help="Keep the experts' hidden activations instead of making them again.")
+    ] = False,
     hosts: Annotated[bool, typer.Option("--hosts", help="Join the other hosts of the slice first.")] = False,
     save_every: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = 900.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a line.")] = False,
@@ -81,6 +84,7 @@ def pod_command(
         found[0].capacity_factor,
         dtype="bfloat16" if on_tpu else "float32",
         splash=on_tpu,
+        remat="hidden" if keep_hidden else "full",
         accumulation=parts or (layout.accumulation if layout else 1),
     )
 

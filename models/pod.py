@@ -5,6 +5,7 @@ devices. Weights are gathered layer by layer (FSDP), activations stay split by s
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from models.pod_attention import attention
 from models.pod_layers import PodOptions, normed
 from models.pod_moe import feed_forward
 from models.transformer import Block, RouterStats, Transformer
+
+EXPERT_HIDDEN = "grug_moe_expert_hidden"  # what Levanter's backends call it
 
 
 def hidden_states(
@@ -41,7 +44,13 @@ def hidden_states(
         outputs, stats = feed_forward(block, y, layer_bias, params, mesh, options)
         return x + outputs, stats
 
-    body = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)(layer) if options.remat else layer
+    body = layer if options.remat == "none" else partial(jax.checkpoint, policy=_kept(options.remat))(layer)
     is_global = np.array([shape.attention.is_global(at, shape.layers) for at in range(shape.layers)])
     x, stats = jax.lax.scan(body, x, (params.blocks, bias, jnp.asarray(is_global)))
     return normed(x, params.head_norm, params.head_gate), stats
+
+
+def _kept(remat: str) -> Any:
+    """Return what of a layer the backward pass finds kept."""
+    policies = jax.checkpoint_policies
+    return policies.save_only_these_names(EXPERT_HIDDEN) if remat == "hidden" else policies.nothing_saveable

@@ -42,7 +42,9 @@ def compile_step(asked: dict[str, Any], store: Path) -> str:
     rung = Rung.from_plain(asked["rung"], "the request")
     devices = tpu_devices(asked["topology"])
     mesh = make_mesh(devices, expert=asked["expert_axis"])
-    options = PodOptions(asked["backend"], asked["capacity_factor"], accumulation=asked["accumulation"])
+    options = PodOptions(
+        asked["backend"], asked["capacity_factor"], accumulation=asked["accumulation"], remat=asked["remat"]
+    )
     lowered = lower_step(rung, mesh, options)
     versions = {name: version(name) for name in ("jax", "libtpu", "marin-levanter")}
     # The devices are in no text, but their number and names are the topology's.

@@ -35,6 +35,7 @@ class Request:
         expert_axis: devices the experts of a layer are spread over.
         backend: of the routed experts (`models.pod_moe.PodOptions`).
         accumulation: parts that a step's batch is taken in.
+        remat: what is made again in the backward pass (`models.pod_layers.PodOptions`).
     """
 
     rung: Rung
@@ -43,6 +44,7 @@ class Request:
     backend: str
     capacity_factor: float
     accumulation: int
+    remat: str = "full"
 
     def to_plain(self) -> dict[str, Any]:
         """Return the request as plain data."""

@@ -21,7 +21,9 @@ class PodOptions:
         dtype: of activations and gathered weights.
         splash: whether attention is the TPU's kernel; else plain masked attention, for other devices.
         chunk: tokens whose logits exist at once; 4096 was no better at two widths.
-        remat: whether a layer's activations are made again in the backward pass.
+        remat: what of a layer is made again in the backward pass: "full", all of it; "hidden", all but the hidden
+            activations of the routed experts, which are kept (of Levanter's backends the ring and scatter name them);
+            "none".
         accumulation: parts that a step's batch is taken in, one after the other.
     """
 
@@ -30,7 +32,7 @@ class PodOptions:
     dtype: str = "bfloat16"
     splash: bool = True
     chunk: int = 1024
-    remat: bool = True
+    remat: str = "full"
     accumulation: int = 1
 
 

@@ -81,6 +81,7 @@ class Compiled:
     backend: str
     capacity_factor: float
     accumulation: int
+    remat: str
     fits: bool
     hbm_used: float
     hbm_limit: float
@@ -138,17 +139,19 @@ def muon_flops(shape: MoeShape, steps: int) -> float:
     return float(steps * sum(count * (4 * r * r * c + 2 * r**3) for count, r, c in sides))
 
 
-def expected_factors(shape: MoeShape, capacity_factor: float) -> dict[str, float]:
+def expected_factors(shape: MoeShape, capacity_factor: float, remat: str = "full") -> dict[str, float]:
     """Return by how much each kind exceeds three forward passes where every layer is made again in the backward pass.
 
     Made again are the products whose results the backward pass reads: all of a layer but the last of a shared expert and
-    the one out of a latent. Head, last norm and the embedding's are no layers. Routed experts compute all their slots.
+    the one out of a latent. Head, last norm and the embedding's are no layers. Routed experts compute all their slots;
+    where their hidden activations are kept, only the product out of them is made again.
     """
     forward = forward_flops_per_token(shape)
     dense = forward.attention_projections + forward.shared_experts + forward.router
     out_of_latent = shape.layers * 2 * shape.hidden * shape.latent_width
     experts = forward.routed_experts - 2 * out_of_latent
-    routed = 4 * capacity_factor * experts + 4 * out_of_latent + 3 * out_of_latent
+    again = 1 / 3 if remat == "hidden" else 1
+    routed = (3 + again) * capacity_factor * experts + 4 * out_of_latent + 3 * out_of_latent
     gates, outside = _gate_flops(shape)
     return {
         "head": 1.0,
@@ -158,7 +161,7 @@ def expected_factors(shape: MoeShape, capacity_factor: float) -> dict[str, float
     }
 
 
-def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float) -> dict[str, Term]:
+def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float, remat: str = "full") -> dict[str, Term]:
     """Return executed, analytic and expected FLOPs of each kind on one device; those of attention are reckoned."""
     shape = rung.shape
     tokens = rung.batch_seqs * shape.seq_len / devices
@@ -177,7 +180,7 @@ def flop_terms(rung: Rung, costs: Costs, devices: int, capacity_factor: float) -
         "gates": _gate_flops(shape)[0],
         "attention": forward.attention_map,
     }
-    factors = expected_factors(shape, capacity_factor) | {"muon": 1.0}
+    factors = expected_factors(shape, capacity_factor, remat) | {"muon": 1.0}
     factors["attention"] = executed["attention"] / (TRAINING_PASSES * tokens * forward.attention_map)
     passes = {kind: TRAINING_PASSES * tokens * of for kind, of in analytic.items()}
     if rung.optimizer.muon is not None:
@@ -199,7 +202,7 @@ def report(request: Request, answer: Answer) -> Compiled:
     chip, said = chip_named(request.topology.partition(":")[0]), answer.said
     costs = count_costs(parse_hlo(answer.program)) if answer.program else Costs()
     slots = request.capacity_factor if request.expert_axis > 1 else 1.0  # without an axis nothing has slots or drops
-    terms = flop_terms(request.rung, costs, said["devices"], slots) if answer.program else {}
+    terms = flop_terms(request.rung, costs, said["devices"], slots, request.remat) if answer.program else {}
     limit = said.get("hbm_limit", chip.usable_gib * GIB)
     kernels = costs.kernel_flops + (terms["attention"].executed if terms else 0.0)
     peak = chip.peak_flops / chip.devices
@@ -215,6 +218,7 @@ def report(request: Request, answer: Answer) -> Compiled:
         backend=request.backend,
         capacity_factor=request.capacity_factor,
         accumulation=request.accumulation,
+        remat=request.remat,
         fits=answer.program is not None and said["hbm_used"] <= limit,
         hbm_used=said["hbm_used"],
         hbm_limit=limit,

@@ -93,6 +93,7 @@ def test_what_is_made_again_is_what_the_backward_pass_reads(rung: Rung) -> None:
     found = expected_factors(shape, 1.25)
     assert found["dense"] == pytest.approx((3 * once + once - down) / (3 * once))
     assert found["routed"] == pytest.approx(4 / 3 * 1.25)
+    assert expected_factors(shape, 1.25, "hidden")["routed"] == pytest.approx((3 + 1 / 3) / 3 * 1.25)
     norm, gate = 4 * d * 128, 2 * d * 5
     inside = layers * (2 * norm + gate)
     assert found["gates"] == pytest.approx((3 * (inside + 2 * norm) + inside) / (3 * (inside + 2 * norm)))

@@ -95,7 +95,8 @@ for shape, router, devices, expert, backend, parts, factor in json.loads(sys.arg
     rung = pod_rung({"MOE": MOE, "HERO": HERO}[shape], router)
     hyper = Hyperparams.of(rung)
     mesh = make_mesh(jax.devices()[:devices], expert=expert)
-    options = PodOptions(backend, factor, dtype="float32", splash=False, chunk=64, accumulation=parts)
+    remat = "hidden" if backend == "ring" and factor > 1 else "full"  # keeping activations changes no number
+    options = PodOptions(backend, factor, dtype="float32", splash=False, chunk=64, accumulation=parts, remat=remat)
     batch = tokens().reshape(parts, 16 // parts, -1)
     with jax.set_mesh(mesh):
         state = initial_state(rung.shape, jnp.int32(0), rung.router, Method.of(rung.optimizer))
