@@ -21,7 +21,7 @@ from fits.solve import DEAD, Solution, solve
 from ladder.counts import count_params
 from ladder.errors import InputError
 from ladder.flops import FlopConvention, forward_flops_per_token, training_flops_per_token
-from ladder.hardware import memory_per_device
+from ladder.hardware import WEIGHT_BYTES, memory_per_device
 from ladder.recipe import recipe_named
 from ladder.runs import RunTable
 from ladder.shape import MoeShape
@@ -367,7 +367,7 @@ def test_case_27_expert_weights_divide_over_the_expert_axis() -> None:
     rung = make_rung(recipe_named("marin-moe-v16"), 10**20, 1536)
     one, eight = (memory_per_device(rung, 8, 1, expert_axis=axis) for axis in (1, 8))
     assert one.weights - eight.weights == pytest.approx(
-        6 * rung.counts.routed_experts * (1 - 1 / 8) / rung.shape.layers
+        WEIGHT_BYTES * rung.counts.routed_experts * (1 - 1 / 8) / rung.shape.layers
     )
     assert one.residuals == eight.residuals
     assert one.layer == eight.layer

@@ -342,7 +342,11 @@ def test_damaged_files_name_the_field(results: dict[str, FitResult], tmp_path: P
 def golden_fit() -> FitResult:
     """Return the fit that tests/golden/fit.json holds."""
     spec = dataclasses.replace(FitSpec.of("chinchilla", "loss"), resamples=20)
-    return dataclasses.replace(fit(spec, table(noisy_isoflop())), provenance=MADE)
+    rows = noisy_isoflop()
+    numbers = rows.select_dtypes("number").columns
+    # Rounded, since powers and exponentials differ in their last bit between machines, and the digest sees it.
+    rows[numbers] = rows[numbers].map(lambda value: float(f"{value:.8g}"))
+    return dataclasses.replace(fit(spec, table(rows)), provenance=MADE)
 
 
 def test_golden_file_is_read_and_made_again() -> None:
