@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 WINDOWS = {2: 0.06, 3: 0.15}  # degree: rows up to this much above the budget's lowest loss enter
+WIDEST = 0.15  # where that leaves too few sizes for a profile, the next lowest enter up to here
 PROFILE_WINDOW = 0.10  # of the pooled profile
 MIN_SIZES = 4  # distinct sizes for a profile that can show misfit
 MIN_VERTICES, MIN_VERTEX_SHARE = 3, 0.6  # budgets, and their share, that must have a vertex to call a table IsoFLOP
@@ -73,9 +74,18 @@ def vertices_of(
     )
 
 
+def _needed(x: Float[np.ndarray, " runs"], y: Float[np.ndarray, " runs"]) -> float:
+    """Return how far above the lowest loss the fewest sizes that make a profile reach, at most WIDEST; 0 beyond it."""
+    lowest = sorted(float(y[x == size].min()) for size in np.unique(x))
+    if len(lowest) < MIN_SIZES:
+        return 0.0
+    reach = math.expm1(lowest[MIN_SIZES - 1] - lowest[0]) * (1 + 1e-12)
+    return reach if reach <= WIDEST else 0.0
+
+
 def _minimum(x: Float[np.ndarray, " runs"], y: Float[np.ndarray, " runs"], degree: int) -> tuple[float, float] | None:
     """Return where a polynomial of this degree has a minimum inside the sampled sizes, and its value there."""
-    near = y <= y.min() + math.log1p(WINDOWS[degree])
+    near = y <= y.min() + math.log1p(max(WINDOWS[degree], _needed(x, y)))
     x, y = x[near], y[near]
     sizes = len(np.unique(x))
     if sizes < MIN_SIZES or sizes < degree + 2:

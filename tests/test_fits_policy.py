@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from fits.floor_posterior import floor_posterior
+from fits.vertices import vertices_of
 from ladder.errors import InputError
 from tests.fits_tables import data_frame
 
@@ -118,3 +119,17 @@ def test_marginals_integrate_to_one() -> None:
 def test_two_rungs_are_refused() -> None:
     with pytest.raises(InputError, match="3 budgets"):
         floor_posterior(MOE_V16[0][:2], MOE_V16[1][:2], 0.0)
+
+
+@pytest.mark.parametrize(("spread", "known"), [(0.058, True), (0.064, True), (0.12, True), (0.2, False)])
+def test_a_budget_of_four_sizes_keeps_its_vertex(spread: float, known: bool) -> None:
+    """The fourth size lies `spread` above the best; a hair beyond the window must not cost the budget its optimum."""
+    curvature = math.log1p(spread) / 1.5**2
+    budgets = np.repeat([1e18, 1e19, 1e20], 4)
+    x = np.tile([-1.5, -0.5, 0.0, 0.5], 3)
+    loss = 3.0 * (budgets / 1e18) ** -0.05 * np.exp(curvature * x**2)
+    found = vertices_of(budgets, np.exp(x) * np.sqrt(budgets), budgets, loss)
+    assert (found is not None) == known
+    if found is not None:
+        np.testing.assert_allclose(found.loss, [3.0, 3.0 * 10**-0.05, 3.0 * 10**-0.1], rtol=1e-9)
+        np.testing.assert_allclose(np.exp(found.log_size), np.sqrt([1e18, 1e19, 1e20]), rtol=1e-9)
