@@ -132,11 +132,13 @@ def test_fsdp_and_expert_parallelism_take_the_step_of_one_device() -> None:
         one,
         ("MOE", "topk", 8, 1, "scatter", 2, 8.0),
         ("MOE", "topk", 8, 4, "ring", 1, 8.0),
+        ("MOE", "topk", 8, 2, "fixed_all_to_all", 1, 8.0),
         ("MOE", "topk", 8, 4, "ring", 1, 0.5),
     )
-    single, split, ring, tight = found.values()
+    single, split, ring, fixed, tight = found.values()
     np.testing.assert_allclose(split, single, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(ring, single, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(fixed, single, rtol=2e-5, atol=1e-6)
     assert 0.2 < tight[2] < 0.8
     assert abs(tight[0] - single[0]) < 0.2
 
